@@ -1,0 +1,1 @@
+"""Attention backends for Ascend NPUs with a selection that explains itself."""

@@ -1,0 +1,1 @@
+"""Executable contracts, references and providers for CANN attention operators."""

@@ -1,0 +1,1 @@
+"""Hardware profiles of Huawei Ascend NPUs: what a SoC is, what it can do, and why not."""

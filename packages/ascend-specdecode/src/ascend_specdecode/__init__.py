@@ -1,0 +1,1 @@
+"""Exact draft-verify speculative decoding for any target and drafter."""

@@ -1,0 +1,1 @@
+"""vLLM on Ascend: routed, explained attention backends and drafters."""
