@@ -1,1 +1,86 @@
-"""Hardware profiles of Huawei Ascend NPUs: what a SoC is, what it can do, and why not."""
+"""Hardware profiles of Huawei Ascend NPUs: what a SoC is, what it can do, and why not.
+
+Names load on first use: ``import ascend_hwprofile`` itself reads no data file and imports neither
+attrs nor rich nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ascend_hwprofile.errors import (
+        HwProfileError,
+        UnknownFigureError,
+        UnknownOperatorError,
+        UnknownSocError,
+        UnsupportedSocError,
+    )
+    from ascend_hwprofile.profile import HardwareProfile
+    from ascend_hwprofile.profiles import (
+        known_profiles,
+        operator_names,
+        profile_for,
+        profile_from_environment,
+    )
+    from ascend_hwprofile.records import DtypeSupport, Figure, OperatorSupport
+    from ascend_hwprofile.soc import SocId, known_socs, parse_soc_name
+    from ascend_hwprofile.words import Capability, Confidence, Family
+
+__all__ = [
+    "Capability",
+    "Confidence",
+    "DtypeSupport",
+    "Family",
+    "Figure",
+    "HardwareProfile",
+    "HwProfileError",
+    "OperatorSupport",
+    "SocId",
+    "UnknownFigureError",
+    "UnknownOperatorError",
+    "UnknownSocError",
+    "UnsupportedSocError",
+    "known_profiles",
+    "known_socs",
+    "operator_names",
+    "parse_soc_name",
+    "profile_for",
+    "profile_from_environment",
+]
+
+_HOMES = {
+    "Capability": "words",
+    "Confidence": "words",
+    "DtypeSupport": "records",
+    "Family": "words",
+    "Figure": "records",
+    "HardwareProfile": "profile",
+    "HwProfileError": "errors",
+    "OperatorSupport": "records",
+    "SocId": "soc",
+    "UnknownFigureError": "errors",
+    "UnknownOperatorError": "errors",
+    "UnknownSocError": "errors",
+    "UnsupportedSocError": "errors",
+    "known_profiles": "profiles",
+    "known_socs": "soc",
+    "operator_names": "profiles",
+    "parse_soc_name": "soc",
+    "profile_for": "profiles",
+    "profile_from_environment": "profiles",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
