@@ -7,7 +7,9 @@ attrs nor rich nor torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+
+# Type checkers know this name; importing it from typing would cost as much as starting Python.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from ascend_hwprofile.errors import (

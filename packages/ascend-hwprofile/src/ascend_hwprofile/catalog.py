@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from typing import Any
 
 import attrs
@@ -38,6 +38,31 @@ class OpenName:
 
 
 @attrs.frozen
+class SocEntry:
+    """One SoC name with what its file says beyond the family."""
+
+    soc_name: str
+    family: Family | None
+    product: str | None = None
+    runtime_value: int | None = None
+    aliases: tuple[str, ...] = ()
+    slices: tuple[int, ...] = ()
+    pre_release: bool = False
+    in_data: bool = True
+    note: str = ""
+    refusal: str | None = None
+    row: Table = attrs.field(factory=dict[str, Any], eq=False, repr=False)
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures that the file states for this SoC itself."""
+        return _figures(self.row.get("figures", {}))
+
+    def dtypes(self) -> dict[str, DtypeSupport]:
+        """Return the dtypes in which this SoC differs from its family."""
+        return _dtypes(self.row.get("dtypes", {}))
+
+
+@attrs.frozen
 class FamilyTable:
     """What one family file says about the whole family."""
 
@@ -53,28 +78,21 @@ class FamilyTable:
     shared_runtime_value: int | None
     shared_soc: str | None
     open_names: tuple[OpenName, ...]
-    figures: Mapping[str, Figure]
-    dtypes: Mapping[str, DtypeSupport]
-    features: Mapping[str, FeatureSupport]
     virtual_slices: tuple[int, ...]
+    entries: tuple[SocEntry, ...]
+    table: Table = attrs.field(eq=False, repr=False)
 
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures that hold for every SoC of the family."""
+        return _figures(self.table["family"]["figures"])
 
-@attrs.frozen
-class SocEntry:
-    """One SoC name with what its file says beyond the family."""
+    def dtypes(self) -> dict[str, DtypeSupport]:
+        """Return the dtypes of the cube unit."""
+        return _dtypes(self.table["dtypes"])
 
-    soc_name: str
-    family: FamilyTable | None
-    product: str | None = None
-    runtime_value: int | None = None
-    aliases: tuple[str, ...] = ()
-    slices: tuple[int, ...] = ()
-    pre_release: bool = False
-    in_data: bool = True
-    note: str = ""
-    refusal: str | None = None
-    figures: Mapping[str, Figure] = attrs.field(factory=dict[str, Figure])
-    dtypes: Mapping[str, DtypeSupport] = attrs.field(factory=dict[str, DtypeSupport])
+    def features(self) -> dict[str, FeatureSupport]:
+        """Return the features of the architecture."""
+        return _features(self.table["features"])
 
 
 @attrs.frozen
@@ -88,8 +106,9 @@ class Label:
 
 def read_table(name: str) -> Table:
     """Parse ``data/<name>.toml``."""
-    path = resources.files("ascend_hwprofile") / "data" / f"{name}.toml"
-    return tomllib.loads(path.read_text("utf8"))
+    # importlib.resources would double the time of `ascend-hwprofile show`.
+    with open(os.path.join(os.path.dirname(__file__), "data", f"{name}.toml"), "rb") as file:
+        return tomllib.load(file)
 
 
 @functools.cache
@@ -160,7 +179,10 @@ def _open_name(row: Table) -> OpenName:
     )
 
 
-def _family_table(family: Family, table: Table) -> FamilyTable:
+@functools.cache
+def family_table(family: Family) -> FamilyTable:
+    """Return what the file of a family says; the file is parsed on the first call."""
+    table = read_table(f"families/{_FAMILY_FILES[family]}")
     row: Table = table["family"]
     return FamilyTable(
         family=family,
@@ -175,56 +197,42 @@ def _family_table(family: Family, table: Table) -> FamilyTable:
         shared_runtime_value=row.get("shared_runtime_value"),
         shared_soc=row.get("shared_soc"),
         open_names=tuple(map(_open_name, row.get("open_names", ()))),
-        figures=_figures(row["figures"]),
-        dtypes=_dtypes(table["dtypes"]),
-        features=_features(table["features"]),
         virtual_slices=tuple(row.get("virtual_slices", {}).get("values", ())),
+        entries=tuple(_soc_entries(table["soc"], family, row)),
+        table=table,
     )
 
 
-def _soc_entries(table: Table, family: FamilyTable | None) -> Iterator[SocEntry]:
-    only_product = family.products[0] if family and len(family.products) == 1 else None
-    shared = family.shared_runtime_value if family else None
-    for row in table["soc"]:
-        figures, dtypes = _figures(row.get("figures", {})), _dtypes(row.get("dtypes", {}))
+def _soc_entries(rows: list[Table], family: Family | None, shared: Table) -> Iterator[SocEntry]:
+    products = shared.get("products", ())
+    only_product = products[0] if len(products) == 1 else None
+    for row in rows:
         for position, name in enumerate(row["names"]):
             yield SocEntry(
                 soc_name=name,
                 family=family,
                 product=row.get("product", only_product),
-                runtime_value=row.get("runtime_value", shared),
+                runtime_value=row.get("runtime_value", shared.get("shared_runtime_value")),
                 # An alias stands for the first name of its row.
                 aliases=tuple(row.get("aliases", ())) if position == 0 else (),
                 slices=tuple(row.get("slices", ())),
                 pre_release=row.get("pre_release", False),
                 note=row.get("note", ""),
-                refusal=row.get("refusal", family.refusal if family else None),
-                figures=figures,
-                dtypes=dtypes,
+                refusal=row.get("refusal", shared.get("refusal")),
+                row=row,
             )
 
 
-@functools.cache
-def families() -> Mapping[Family, FamilyTable]:
-    """Return every family's table."""
-    return {table.family: table for table, _ in _parsed_families()}
+def entry_groups() -> Iterator[tuple[SocEntry, ...]]:
+    """Yield the SoCs of one family after the other, then the names that belong to none."""
+    for family in Family:
+        yield family_table(family).entries
+    yield _unattached_entries()
 
 
 @functools.cache
-def _parsed_families() -> tuple[tuple[FamilyTable, tuple[SocEntry, ...]], ...]:
-    parsed: list[tuple[FamilyTable, tuple[SocEntry, ...]]] = []
-    for family, file_name in _FAMILY_FILES.items():
-        raw = read_table(f"families/{file_name}")
-        table = _family_table(family, raw)
-        parsed.append((table, tuple(_soc_entries(raw, table))))
-    return tuple(parsed)
-
-
-@functools.cache
-def soc_entries() -> tuple[SocEntry, ...]:
-    """Return every SoC of the data, family by family; names of no family come last."""
-    of_families = [entry for _, entries in _parsed_families() for entry in entries]
-    return (*of_families, *_soc_entries(_other(), None))
+def _unattached_entries() -> tuple[SocEntry, ...]:
+    return tuple(_soc_entries(_other()["soc"], None, {}))
 
 
 @functools.cache

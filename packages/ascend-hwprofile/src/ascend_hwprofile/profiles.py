@@ -38,9 +38,11 @@ def profile_for(soc: str | Family | int | SocId) -> HardwareProfile:
     """
     if isinstance(soc, SocId):
         return _profile(soc.soc_name)
-    if isinstance(soc, bool) or not isinstance(soc, (str, int)):
-        raise UnknownSocError(soc, "expected a SoC name, a family or a runtime value")
-    return _profile_of_value(soc) if isinstance(soc, int) else _profile_of_text(soc)
+    if isinstance(soc, str):
+        return _profile_of_text(soc)
+    if type(soc) is int:
+        return _profile_of_value(soc)
+    raise UnknownSocError(soc, "expected a SoC name, a family or a runtime value")
 
 
 def profile_from_environment() -> HardwareProfile | None:
@@ -76,22 +78,25 @@ def operator_names() -> tuple[str, ...]:
 @functools.cache
 def _profile_of_text(text: str) -> HardwareProfile:
     wanted = text.strip().lower()
-    for family, table in catalog.families().items():
+    for family in Family:
         if wanted == family.value.lower():
-            return _profile(table.default_soc)
+            return _profile(catalog.family_table(family).default_soc)
     return _profile(parse_soc_name(text).soc_name)
 
 
 @functools.cache
 def _profile_of_value(value: int) -> HardwareProfile:
-    for family in catalog.families().values():
+    values: set[int] = set()
+    for family in map(catalog.family_table, Family):
         if family.shared_soc is not None and family.shared_runtime_value == value:
             return _profile(family.shared_soc)
-    for entry in catalog.soc_entries():
-        if entry.runtime_value == value:
-            return _profile(entry.soc_name)
-    known = sorted({e.runtime_value for e in catalog.soc_entries() if e.runtime_value is not None})
-    raise UnknownSocError(value, f"no SoC has this runtime value; known: {_ranges(known)}")
+        for entry in family.entries:
+            if entry.runtime_value == value:
+                return _profile(entry.soc_name)
+            if entry.runtime_value is not None:
+                values.add(entry.runtime_value)
+    known = _ranges(sorted(values))
+    raise UnknownSocError(value, f"no SoC has this runtime value; known: {known}")
 
 
 def _ranges(values: Iterable[int]) -> str:
@@ -109,9 +114,9 @@ def _profile(soc_name: str) -> HardwareProfile:
     soc, entry = parse_soc_name(soc_name), find_entry(soc_name)
     if soc.refusal is not None or entry.family is None:
         raise UnsupportedSocError(soc.soc_name, soc.refusal or "it belongs to no known family")
-    family = entry.family
+    family = catalog.family_table(entry.family)
     figures = _figures(soc, entry, family)
-    dtypes = {**family.dtypes, **entry.dtypes}
+    dtypes = {**family.dtypes(), **entry.dtypes()}
     operators = _operators(soc, family)
     missing = _missing(soc, family, dtypes, operators)
     whole = functools.partial(_whole, figures)
@@ -143,7 +148,7 @@ def _whole(figures: Mapping[str, Figure], name: str) -> int | None:
 
 
 def _figures(soc: SocId, entry: catalog.SocEntry, family: catalog.FamilyTable) -> dict[str, Figure]:
-    figures = {**family.figures, **entry.figures}
+    figures = {**family.figures(), **entry.figures()}
     if soc.slice_cores is None:
         return figures
     kept = {name: figure for name, figure in figures.items() if name not in _NOT_OF_A_SLICE}
@@ -175,7 +180,7 @@ def _operator(name: str, row: Mapping[str, Any], products: tuple[str, ...]) -> O
 
 
 def _verdict(name: str, row: Mapping[str, Any], product: str) -> OperatorSupport:
-    verdict = row["products"][product]
+    verdict = next(one for one in row["verdicts"] if product in one["products"])
     return OperatorSupport(
         name,
         verdict.get("supported"),
@@ -226,7 +231,7 @@ def _dtype_reasons(
     row: Mapping[str, Any], dtypes: Mapping[str, DtypeSupport], family: catalog.FamilyTable
 ) -> list[str]:
     supports = [dtypes[name] for name in row.get("dtypes", ())]
-    arch = family.figures["npu_arch"].value
+    arch = family.table["family"]["figures"]["npu_arch"]["value"]
     return [
         f"the cube unit of architecture {arch} does not compute {one.name}"
         f"{f' ({one.note})' if one.note else ''} [{one.source}, {one.confidence}]"
@@ -238,7 +243,7 @@ def _dtype_reasons(
 def _feature_reasons(value: str, row: Mapping[str, Any], family: catalog.FamilyTable) -> list[str]:
     if not row.get("feature", False):
         return []
-    feature = family.features[value]
+    feature = family.features()[value]
     if feature.supported:
         return []
     return [f"{feature.reason} [{feature.source}, {feature.confidence}]"]

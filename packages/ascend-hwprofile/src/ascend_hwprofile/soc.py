@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
 
 import attrs
 
@@ -75,7 +74,7 @@ def find_entry(text: str) -> catalog.SocEntry:
 
 def known_socs() -> tuple[SocId, ...]:
     """Return every SoC name of the data, refused ones included."""
-    return tuple(_soc_id(entry) for entry in catalog.soc_entries())
+    return tuple(_soc_id(entry) for group in catalog.entry_groups() for entry in group)
 
 
 def _identify(text: object) -> tuple[SocId, catalog.SocEntry]:
@@ -84,11 +83,11 @@ def _identify(text: object) -> tuple[SocId, catalog.SocEntry]:
     _refuse_unreadable(text)
     key = name_key(text)
     _refuse_labels(text, key)
-    entry = _index().get(key) or _open_entry(key)
+    entry = _find(key) or _open_entry(key)
     if entry is not None:
         return _soc_id(entry), entry
     sliced = _SLICE.fullmatch(key)
-    if sliced and (base := _index().get(sliced["base"])):
+    if sliced and (base := _find(sliced["base"])):
         return _slice_id(text, base, int(sliced["cores"])), base
     raise UnknownSocError(text, _unknown_reason(key), _nearest(key))
 
@@ -117,31 +116,34 @@ def _nearest(key: str) -> tuple[str, ...]:
     # Only needed on the way to an error, and slow to import.
     import difflib
 
-    index = _index()
-    found = difflib.get_close_matches(key, index, n=6, cutoff=0.5)
-    names = dict.fromkeys(index[name].soc_name for name in found)
-    return tuple(names)[:3]
+    names = {name_key(soc.soc_name): soc.soc_name for soc in known_socs()}
+    return tuple(names[found] for found in difflib.get_close_matches(key, names, cutoff=0.5))
+
+
+def _find(key: str) -> catalog.SocEntry | None:
+    # Family by family, so that a name of the first one does not need the files of the others.
+    for group in catalog.entry_groups():
+        for entry in group:
+            if key in _keys(entry):
+                return entry
+    return None
 
 
 @functools.cache
-def _index() -> Mapping[str, catalog.SocEntry]:
-    index: dict[str, catalog.SocEntry] = {}
-    for entry in catalog.soc_entries():
-        for name in (entry.soc_name, *entry.aliases):
-            index[name_key(name)] = entry
-    return index
+def _keys(entry: catalog.SocEntry) -> frozenset[str]:
+    return frozenset(map(name_key, (entry.soc_name, *entry.aliases)))
 
 
 def _open_entry(key: str) -> catalog.SocEntry | None:
-    for family in catalog.families().values():
-        for open_name in family.open_names:
+    for family in Family:
+        for open_name in catalog.family_table(family).open_names:
             match = open_name.pattern.fullmatch(key)
             if match:
                 return catalog.SocEntry(
                     soc_name=open_name.canonical + match["bin"],
                     family=family,
                     product=open_name.product,
-                    runtime_value=family.shared_runtime_value,
+                    runtime_value=catalog.family_table(family).shared_runtime_value,
                     pre_release=open_name.pre_release,
                     in_data=False,
                     note="this bin is not in the data; only what holds for its family is known",
@@ -150,7 +152,7 @@ def _open_entry(key: str) -> catalog.SocEntry | None:
 
 
 def _bin(entry: catalog.SocEntry) -> str:
-    for stem in entry.family.stems if entry.family else ():
+    for stem in catalog.family_table(entry.family).stems if entry.family else ():
         if entry.soc_name.startswith(stem):
             return entry.soc_name.removeprefix(stem)
     return entry.soc_name.removeprefix("Ascend")
@@ -159,7 +161,7 @@ def _bin(entry: catalog.SocEntry) -> str:
 def _soc_id(entry: catalog.SocEntry) -> SocId:
     return SocId(
         soc_name=entry.soc_name,
-        family=entry.family.family if entry.family else None,
+        family=entry.family,
         bin=_bin(entry),
         product=entry.product,
         runtime_value=entry.runtime_value,
