@@ -1,0 +1,300 @@
+"""Argument records: one frozen attrs class per operator, the single definition of its signature.
+
+The torch schema, the fingerprint for cached checks, the reading of JSON cases and the printed
+description all come from the record's fields, so they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import operator as py_operator
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import attrs
+import torch
+
+from .refusals import ArgumentFormatError
+
+T = TypeVar("T")
+
+IntList = tuple[int, ...]
+TensorList = tuple[torch.Tensor, ...]
+
+DTYPES: dict[str, torch.dtype] = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.bfloat16`` -> ``"bfloat16"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _as_tuple(value: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    return None if value is None else tuple(value)
+
+
+def mutated(**kwargs: Any) -> Any:
+    """Field of a tensor that the operator writes in place."""
+    return attrs.field(metadata={"mutated": True}, **kwargs)
+
+
+def int_list(**kwargs: Any) -> Any:
+    """Field of a host integer list; any sequence is taken, a tuple is kept."""
+    return attrs.field(converter=_as_tuple, **kwargs)
+
+
+tensor_list = int_list
+
+
+def arguments_record(cls: type[T]) -> type[T]:
+    """Class decorator: a frozen record compared by identity (tensors have no truth value)."""
+    return attrs.frozen(eq=False, slots=True)(cls)
+
+
+@attrs.frozen
+class Parameter:
+    """One argument of an operator.
+
+    Attributes:
+        name: CANN's parameter name.
+        kind: ``tensor``, ``tensors``, ``int``, ``float``, ``bool``, ``str``, ``ints``.
+        optional: Whether None is a legal value.
+        default: Default, or ``attrs.NOTHING`` where the argument is required.
+        keyword_only: Whether it must be passed by name.
+        mutated: Whether the operator writes it in place.
+    """
+
+    name: str
+    kind: str
+    optional: bool
+    default: Any
+    keyword_only: bool
+    mutated: bool
+
+    @property
+    def required(self) -> bool:
+        """Whether the argument has no default."""
+        return self.default is attrs.NOTHING
+
+
+_KINDS: dict[Any, str] = {
+    torch.Tensor: "tensor",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    IntList: "ints",
+    TensorList: "tensors",
+}
+_TORCH_TYPES = {
+    "tensor": "Tensor",
+    "tensors": "Tensor[]",
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "ints": "SymInt[]",
+}
+
+
+def parameters(record: Any) -> tuple[Parameter, ...]:
+    """The parameters of a record, in signature order."""
+    return _parameters(record)
+
+
+@cache
+def _parameters(record: Any) -> tuple[Parameter, ...]:
+    hints = typing.get_type_hints(record)
+    return tuple(_parameter(field, hints[field.name]) for field in attrs.fields(record))
+
+
+def _parameter(field: attrs.Attribute[Any], hint: Any) -> Parameter:
+    optional = get_origin(hint) in (Union, types.UnionType)
+    if optional:
+        (hint,) = (entry for entry in get_args(hint) if entry is not type(None))
+    return Parameter(
+        name=field.name,
+        kind=_KINDS[hint],
+        optional=optional,
+        default=field.default,
+        keyword_only=field.kw_only,
+        mutated=bool(field.metadata.get("mutated")),
+    )
+
+
+def torch_schema(record: type, returns: str) -> str:
+    """Signature of the operator in torch's schema language, without its name."""
+    letters = iter("abcdefgh")
+    parts: list[str] = []
+    star = False
+    for parameter in parameters(record):
+        if parameter.keyword_only and not star:
+            parts.append("*")
+            star = True
+        kind = _TORCH_TYPES[parameter.kind]
+        if parameter.mutated:
+            kind += f"({next(letters)}!)"
+        text = f"{kind}{'?' if parameter.optional else ''} {parameter.name}"
+        if not parameter.required:
+            text += f"={_literal(parameter.default)}"
+        parts.append(text)
+    return f"({', '.join(parts)}) -> {returns}"
+
+
+def _literal(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+@cache
+def _fingerprint_plan(
+    record: Any,
+) -> tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any], tuple[Any, ...]], tuple[str, ...]]:
+    tensors = [p.name for p in parameters(record) if p.kind == "tensor"]
+    lists = tuple(p.name for p in parameters(record) if p.kind == "tensors")
+    scalars = [p.name for p in parameters(record) if p.kind not in ("tensor", "tensors")]
+    return _getter(tensors), _getter(scalars), lists
+
+
+def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return py_operator.attrgetter(*names)
+    return lambda record: tuple(getattr(record, name) for name in names)
+
+
+def fingerprint(args: Any) -> tuple[Any, ...]:
+    """Everything that rules may look at, hashable: shapes, dtypes, strides and scalars."""
+    tensors, scalars, lists = _fingerprint_plan(args.__class__)
+    described: list[Any] = [
+        t if t is None else (t.shape, t.dtype, t.stride(), t.device) for t in tensors(args)
+    ]
+    for name in lists:
+        described += [(t.shape, t.dtype, t.stride(), t.device) for t in getattr(args, name) or ()]
+        described.append(name)
+    return (*described, scalars(args))
+
+
+def tensors_of(args: Any) -> Iterable[torch.Tensor]:
+    """All tensors of a record, lists included."""
+    for parameter in parameters(args.__class__):
+        value = getattr(args, parameter.name)
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif parameter.kind == "tensors":
+            yield from value or ()
+
+
+def describe(args: Any) -> str:
+    """The arguments that differ from their defaults, one line each."""
+    lines = []
+    for parameter in parameters(args.__class__):
+        value = getattr(args, parameter.name)
+        if value is None or (parameter.kind != "tensor" and value == parameter.default):
+            continue
+        lines.append(f"  {parameter.name} = {_show(value)}")
+    return "\n".join(lines)
+
+
+def _show(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        strides = "" if value.is_contiguous() else f", strides {tuple(value.stride())}"
+        return f"{dtype_name(value.dtype)}{list(value.shape)}{strides}"
+    if isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
+        return "[" + ", ".join(_show(entry) for entry in value) + "]"
+    if isinstance(value, tuple) and len(value) > 12:
+        return f"[{', '.join(map(str, value[:10]))}, ... {len(value)} values]"
+    return repr(list(value)) if isinstance(value, tuple) else repr(value)
+
+
+def from_data(record: type[T], data: Mapping[str, Any]) -> T:
+    """Build a record from a JSON object of arguments by name.
+
+    A tensor is ``{"shape": [...], "dtype": "bfloat16", "strides": [...]?, "values": [...]?}``
+    (on the meta device unless values are given); a scalar or list is itself; an absent name is
+    not passed, also when it is required: the contract then refuses it.
+
+    Raises:
+        ArgumentFormatError: An unknown name, a bad tensor description, or a value of the wrong
+            kind.
+    """
+    known = {parameter.name: parameter for parameter in parameters(record)}
+    unknown = sorted(data.keys() - known.keys())
+    if unknown:
+        raise ArgumentFormatError(
+            f"unknown arguments {', '.join(unknown)}; known: {', '.join(known)}"
+        )
+    values = {
+        name: _from_json(known[name], value) for name, value in data.items() if value is not None
+    }
+    for name, parameter in known.items():
+        if parameter.required:
+            values.setdefault(name, None)
+    return record(**values)
+
+
+def _from_json(parameter: Parameter, value: Any) -> Any:
+    readers: dict[str, Callable[[Any], Any]] = {
+        "tensor": lambda v: tensor_from_data(parameter.name, v),
+        "tensors": lambda v: tuple(tensor_from_data(parameter.name, entry) for entry in v),
+        "ints": lambda v: tuple(_exact(entry, int) for entry in v),
+        "int": lambda v: _exact(v, int),
+        "float": lambda v: float(_exact(v, (int, float))),
+        "bool": lambda v: _exact(v, bool),
+        "str": lambda v: _exact(v, str),
+    }
+    try:
+        return readers[parameter.kind](value)
+    except TypeError as error:
+        raise ArgumentFormatError(
+            f"{parameter.name}: found {value!r}, expected {parameter.kind}"
+        ) from error
+
+
+def _exact(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(value)
+    return value
+
+
+def tensor_from_data(name: str, data: Any) -> torch.Tensor:
+    """A tensor from its JSON description; see :func:`from_data`."""
+    if not isinstance(data, Mapping) or not {"shape", "dtype"} <= data.keys():
+        raise ArgumentFormatError(
+            f"{name}: a tensor is an object with shape and dtype, found {data!r}"
+        )
+    unknown = sorted(data.keys() - {"shape", "dtype", "strides", "values"})
+    if unknown:
+        raise ArgumentFormatError(f"{name}: unknown tensor keys {', '.join(unknown)}")
+    dtype = DTYPES.get(str(data["dtype"]))
+    if dtype is None:
+        raise ArgumentFormatError(f"{name}: unknown dtype {data['dtype']!r}")
+    shape = _sizes(name, "shape", data["shape"])
+    if data.get("values") is not None:
+        return _with_values(name, data["values"], shape, dtype)
+    if data.get("strides") is None:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    strides = _sizes(name, "strides", data["strides"])
+    if len(strides) != len(shape):
+        raise ArgumentFormatError(f"{name}: {len(shape)} sizes but {len(strides)} strides")
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def _sizes(name: str, what: str, value: Any) -> IntList:
+    legal = isinstance(value, Sequence) and not isinstance(value, str)
+    if not legal or not all(type(entry) is int and entry >= 0 for entry in value):
+        raise ArgumentFormatError(
+            f"{name}: {what} must be a list of integers >= 0, found {value!r}"
+        )
+    return tuple(value)
+
+
+def _with_values(name: str, values: Any, shape: IntList, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.tensor(values, dtype=dtype).reshape(shape)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentFormatError(f"{name}: values do not fill shape {list(shape)}") from error

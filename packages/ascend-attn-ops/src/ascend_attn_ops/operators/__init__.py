@@ -1,0 +1,1 @@
+"""One folder per operator: arguments, contract data, rules, outputs, providers, samples."""

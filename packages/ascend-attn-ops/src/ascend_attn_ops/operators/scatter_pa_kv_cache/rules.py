@@ -1,0 +1,150 @@
+"""Predicates of the rules in ``contract.toml``."""
+
+from __future__ import annotations
+
+import torch
+
+from ...arguments import dtype_name
+from ...contract import Contract, Finding, RuleContext
+from .arguments import ScatterPaKvCacheArguments as Args
+
+CONTRACT: Contract[Args] = Contract.load(__package__)
+rule = CONTRACT.rule
+
+
+def _compressing(a: Args) -> bool:
+    return a.compress_lens is not None and a.seq_lens is not None
+
+
+@rule("key_rank")
+def _key_rank(a: Args, ctx: RuleContext) -> str | None:
+    expected = 4 if _compressing(a) else 3
+    return None if a.key.dim() == expected else f"rank {a.key.dim()} ({list(a.key.shape)})"
+
+
+@rule("value_rank")
+def _value_rank(a: Args, ctx: RuleContext) -> str | None:
+    return None if a.value.dim() == a.key.dim() else f"rank {a.value.dim()}"
+
+
+@rule("slot_rank")
+def _slot_rank(a: Args, ctx: RuleContext) -> str | None:
+    expected = 2 if _compressing(a) else 1
+    return None if a.slot_mapping.dim() == expected else f"rank {a.slot_mapping.dim()}"
+
+
+@rule("slot_dtype")
+def _slot_dtype(a: Args, ctx: RuleContext) -> str | None:
+    name = dtype_name(a.slot_mapping.dtype)
+    return None if name in ctx.limits["slot_dtypes"] else name
+
+
+@rule("cache_rank")
+def _cache_rank(a: Args, ctx: RuleContext) -> str | Finding | None:
+    for name in ("key_cache", "value_cache"):
+        cache: torch.Tensor = getattr(a, name)
+        if cache.dim() != 4:
+            return Finding(f"rank {cache.dim()} ({list(cache.shape)})", parameter=name)
+    return None
+
+
+@rule("cache_mode")
+def _cache_mode(a: Args, ctx: RuleContext) -> str | None:
+    return None if a.cache_mode in (None, "Norm", "PA_NZ") else repr(a.cache_mode)
+
+
+@rule("dtype")
+def _dtype(a: Args, ctx: RuleContext) -> str | None:
+    name = dtype_name(a.key.dtype)
+    return None if name in ctx.limits["dtypes"] else name
+
+
+@rule("same_dtype")
+def _same_dtype(a: Args, ctx: RuleContext) -> str | None:
+    names = [dtype_name(t.dtype) for t in (a.key, a.value, a.key_cache, a.value_cache)]
+    return None if len(set(names)) == 1 else ", ".join(names)
+
+
+@rule("same_tokens")
+def _same_tokens(a: Args, ctx: RuleContext) -> str | None:
+    if a.value.shape[:-1] == a.key.shape[:-1]:
+        return None
+    return f"key {list(a.key.shape)}, value {list(a.value.shape)}"
+
+
+@rule("slot_count")
+def _slot_count(a: Args, ctx: RuleContext) -> str | Finding | None:
+    heads = a.key.shape[2] if _compressing(a) else None
+    expected = (a.key.shape[0],) if heads is None else (a.key.shape[0], heads)
+    if tuple(a.slot_mapping.shape) == expected:
+        return None
+    return Finding(f"{list(a.slot_mapping.shape)}", allowed=f"{list(expected)}")
+
+
+@rule("cache_shape")
+def _cache_shape(a: Args, ctx: RuleContext) -> Finding | None:
+    for name, tokens in (("key_cache", a.key), ("value_cache", a.value)):
+        cache: torch.Tensor = getattr(a, name)
+        expected = _expected_shape(a, tokens, ctx.limits["nz_bytes"])
+        if tuple(cache.shape) != expected:
+            hint = "" if a.is_nz is False else ' (for ordinary caches pass cache_mode="Norm")'
+            return Finding(
+                f"{list(cache.shape)} in mode {a.cache_mode}",
+                allowed=f"{list(expected)}{hint}",
+                parameter=name,
+            )
+    return None
+
+
+def _expected_shape(a: Args, tokens: torch.Tensor, nz_bytes: int) -> tuple[int, ...]:
+    blocks = a.key_cache.shape[0]
+    heads, size = tokens.shape[-2:]
+    if _compressing(a):
+        heads = 1
+    if not a.is_nz:
+        return (blocks, a.key_cache.shape[1], heads, size)
+    inner = nz_bytes // tokens.element_size()
+    return (blocks, -(-heads * size // inner), a.key_cache.shape[2], inner)
+
+
+@rule("compress_lengths")
+def _compress_lengths(a: Args, ctx: RuleContext) -> str | None:
+    given = {
+        "compress_lens": a.compress_lens,
+        "compress_seq_offsets": a.compress_seq_offsets,
+        "seq_lens": a.seq_lens,
+    }
+    present = [name for name, tensor in given.items() if tensor is not None]
+    if len(present) not in (0, 3):
+        return f"only {', '.join(present)}"
+    wrong = [
+        f"{name} {dtype_name(t.dtype)}"
+        for name, t in given.items()
+        if t is not None and t.dtype != a.slot_mapping.dtype
+    ]
+    return ", ".join(wrong) or None
+
+
+@rule("contiguous")
+def _contiguous(a: Args, ctx: RuleContext) -> str | None:
+    tensors = {n: getattr(a, n) for n in ("key", "value", "key_cache", "value_cache")}
+    strided = [f"{n} strides {t.stride()}" for n, t in tensors.items() if not t.is_contiguous()]
+    return ", ".join(strided) or None
+
+
+@rule("slot_range")
+def _slot_range(a: Args, ctx: RuleContext) -> str | None:
+    end = a.key_cache.shape[0] * a.block_size
+    beyond = (a.slot_mapping >= end).nonzero()
+    if not beyond.numel():
+        return None
+    first = beyond[0].tolist()
+    return f"slot_mapping{first} = {int(a.slot_mapping[tuple(first)])} of {end} slots"
+
+
+@rule("slot_unique")
+def _slot_unique(a: Args, ctx: RuleContext) -> str | None:
+    slots = a.slot_mapping[a.slot_mapping >= 0]
+    values, counts = slots.unique(return_counts=True)
+    twice = values[counts > 1]
+    return f"slot {int(twice[0])} {int(counts[counts > 1][0])} times" if twice.numel() else None

@@ -1,0 +1,1 @@
+"""How the NPU providers reach the vendor's functions; nothing is imported before a call."""

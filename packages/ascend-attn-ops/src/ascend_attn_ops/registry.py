@@ -1,0 +1,59 @@
+"""The operators of this package and their registration with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from .operator import Operator, run
+from .refusals import UnknownOperatorError
+
+_LIBRARY = torch.library.Library("ascend_attn", "DEF")
+_OPERATORS: dict[str, Operator[Any]] = {}
+
+
+def register(op: Operator[Any]) -> Operator[Any]:
+    """Make an operator known here and as ``torch.ops.ascend_attn.<name>``.
+
+    The kernel serves every device: the provider is chosen from the tensors' device. The fake
+    kernel only infers shapes, so that it works on symbolic sizes.
+    """
+    _OPERATORS[op.name] = op
+    _LIBRARY.define(op.schema)
+    kernel = partial(_kernel, op)
+    _LIBRARY.impl(op.name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"ascend_attn::{op.name}", partial(_fake, op), lib=_LIBRARY)
+    return op
+
+
+def _kernel(op: Operator[Any], *args: Any, **kwargs: Any) -> Any:
+    return run(op, op.record(*args, **kwargs))
+
+
+def _fake(op: Operator[Any], *args: Any, **kwargs: Any) -> Any:
+    bound = op.record(*args, **kwargs)
+    first = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    outputs = tuple(first.new_empty(meta.shape, dtype=meta.dtype) for meta in op.outputs(bound))
+    if not outputs:
+        return None
+    return outputs[0] if op.returns == "Tensor" else outputs
+
+
+def all_operators() -> Iterator[Operator[Any]]:
+    """All operators, in the order of registration."""
+    return iter(_OPERATORS.values())
+
+
+def operator_named(name: str) -> Operator[Any]:
+    """The operator of this name.
+
+    Raises:
+        UnknownOperatorError: There is none; the message lists the known names.
+    """
+    try:
+        return _OPERATORS[name]
+    except KeyError:
+        raise UnknownOperatorError(name, _OPERATORS) from None

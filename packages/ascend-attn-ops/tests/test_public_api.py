@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import ascend_attn_ops
+
+RECORDS_AND_FUNCTIONS = {
+    "ArgumentFormatError", "AttentionOperatorError", "Contract", "Explanation", "Finding",
+    "NoProviderError", "NpuCall", "OpArgumentError", "Operator", "PartialAttention", "Provider",
+    "ProviderUnavailableError", "Refusal", "Rule", "RuleContext", "Sample", "SanitizerError",
+    "Scope", "Stage", "TensorMeta", "Tolerance", "UnknownOperatorError", "all_operators", "check",
+    "current_profile", "current_provider", "explain", "from_data", "merge_partials",
+    "operator_named", "sanitize", "select", "use_profile", "use_provider",
+}  # fmt: skip
+OPERATORS = {
+    "fused_infer_attention_score": "FusedInferAttentionScoreArguments",
+    "scatter_pa_kv_cache": "ScatterPaKvCacheArguments",
+}
+
+
+def test_exported_names_are_pinned() -> None:
+    assert set(ascend_attn_ops.__all__) == (
+        RECORDS_AND_FUNCTIONS | set(OPERATORS) | set(OPERATORS.values())
+    )
+    for name in ascend_attn_ops.__all__:
+        assert hasattr(ascend_attn_ops, name)
+
+
+def test_every_registered_operator_is_exported_under_its_name() -> None:
+    for op in ascend_attn_ops.all_operators():
+        assert getattr(ascend_attn_ops, op.name) is op
+        assert getattr(ascend_attn_ops, OPERATORS[op.name]) is op.record
