@@ -1,0 +1,66 @@
+"""What a backend is asked for: the facts about a layer that decide who computes it."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+_ROLES = ("target", "draft")
+
+
+@attrs.frozen(kw_only=True)
+class BackendRequest:
+    """One kind of layer of a model, as far as the choice of a backend is concerned.
+
+    Attributes:
+        role: ``"target"`` or ``"draft"``: whose layer it is in speculative decoding.
+        use_mla: Multi-head latent attention.
+        use_sparse: Keys are chosen by an indexer (GLM-5, DeepSeek-V3.2).
+        use_compress: Keys are compressed (DeepSeek-V4).
+        head_size: Elements per head D.
+        num_heads: Query heads N on this rank.
+        num_kv_heads: Key/value heads KN on this rank.
+        dtype: dtype of queries, keys and values.
+        kv_cache_dtype: ``"auto"``, or the name of the cache's dtype.
+        block_size: Tokens per cache block.
+        sliding_window: Keys that a token sees, its own included; None for all.
+        causal: False where layers also attend to later tokens.
+        has_sinks: The layer has learnable attention sinks.
+        has_multimodal_prefix: Image tokens attend in both directions inside their own range.
+        has_alibi: The layer adds position biases (ALiBi) to the scores.
+        logits_soft_cap: Bound that scores are squashed to, or None.
+        attn_type: ``"decoder"``, ``"encoder"``, ``"encoder_only"`` or ``"encoder_decoder"``.
+        context_parallel_size: Ranks that share one request's keys, decode and prefill together.
+        provider: Provider of the operators: None for the product's own, ``"cpu"`` or
+            ``"reference"`` where the product is simulated. Only these take float32.
+
+    Raises:
+        ValueError: A count is below 1, or the role is unknown; names the field.
+    """
+
+    role: str = attrs.field(default="target", validator=attrs.validators.in_(_ROLES))
+    use_mla: bool = False
+    use_sparse: bool = False
+    use_compress: bool = False
+    head_size: int = attrs.field(validator=attrs.validators.ge(1))
+    num_heads: int = attrs.field(validator=attrs.validators.ge(1))
+    num_kv_heads: int = attrs.field(validator=attrs.validators.ge(1))
+    dtype: torch.dtype = attrs.field(validator=attrs.validators.instance_of(torch.dtype))
+    kv_cache_dtype: str = "auto"
+    block_size: int = attrs.field(default=128, validator=attrs.validators.ge(1))
+    sliding_window: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
+    )
+    causal: bool = True
+    has_sinks: bool = False
+    has_multimodal_prefix: bool = False
+    has_alibi: bool = False
+    logits_soft_cap: float | None = None
+    attn_type: str = "decoder"
+    context_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    provider: str | None = None
+
+    @property
+    def dtype_name(self) -> str:
+        """``"bfloat16"`` for ``torch.bfloat16``."""
+        return str(self.dtype).removeprefix("torch.")

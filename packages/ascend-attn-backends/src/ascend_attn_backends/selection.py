@@ -1,0 +1,244 @@
+"""Choice of a backend, with every reason: a pure function of request and profile."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, ClassVar, Protocol
+
+import attrs
+
+from ascend_attn_ops import Refusal
+from ascend_hwprofile import Capability, HardwareProfile
+
+from .errors import NoBackendError
+from .request import BackendRequest
+
+_TABLE_SOURCE = "ascend_attn_backends/backends.toml"
+
+
+class AttentionBackend(Protocol):
+    """What a backend class answers. It is never instantiated."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def refusals(cls, request: BackendRequest, profile: HardwareProfile) -> list[Refusal]:
+        """Every reason why the backend does not take the request; empty when it does."""
+        ...
+
+
+@attrs.frozen
+class Verdict:
+    """One backend's answer.
+
+    Attributes:
+        backend: Name of the backend.
+        refusals: Its reasons; empty when it takes the request.
+    """
+
+    backend: str
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the backend takes the request."""
+        return not self.refusals
+
+
+@attrs.frozen
+class Selection:
+    """The chosen backend and the verdict of every backend of this version.
+
+    Attributes:
+        request: What was asked.
+        soc_name: Product that it was judged for.
+        architecture: Name of the layer's architecture, or None for an unknown combination.
+        backend: Name of the first backend of the table that takes the request, or None.
+        verdicts: One per backend, in order of preference.
+        architecture_refusals: Why this version or this product cannot run the architecture at all.
+    """
+
+    request: BackendRequest
+    soc_name: str
+    architecture: str | None
+    backend: str | None
+    verdicts: tuple[Verdict, ...]
+    architecture_refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def backend_class(self) -> type[AttentionBackend]:
+        """Class of the chosen backend.
+
+        Raises:
+            NoBackendError: No backend takes the request; the message is :meth:`as_text`.
+        """
+        if self.backend is None:
+            raise NoBackendError(self.as_text())
+        return backend_classes()[self.backend]
+
+    def as_text(self) -> str:
+        """A table for people: one line per backend, one per reason below it."""
+        layer = f"{self.request.role} layer, {self.architecture or 'unknown architecture'}"
+        lines = [f"{layer}, on {self.soc_name}: {self.backend or 'no backend'}"]
+        lines += [f"  {refusal}" for refusal in self.architecture_refusals]
+        width = max(len(verdict.backend) for verdict in self.verdicts)
+        for verdict in self.verdicts:
+            chosen = verdict.backend == self.backend
+            state = "chosen" if chosen else "accepted" if verdict.accepted else "refused"
+            lines.append(f"  {verdict.backend:<{width}}  {state}")
+            lines += [f"  {'':<{width}}    {refusal}" for refusal in verdict.refusals]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The selection as plain data that ``json.dumps`` takes."""
+        return {
+            "role": self.request.role,
+            "kind": self.architecture,
+            "profile": self.soc_name,
+            "backend": self.backend,
+            "architecture_refusals": [entry.as_dict() for entry in self.architecture_refusals],
+            "verdicts": [
+                {
+                    "backend": verdict.backend,
+                    "refusals": [entry.as_dict() for entry in verdict.refusals],
+                }
+                for verdict in self.verdicts
+            ],
+        }
+
+
+def select_backend(request: BackendRequest, profile: HardwareProfile) -> Selection:
+    """Ask every backend of this version and take the first that accepts.
+
+    Args:
+        request: The layer.
+        profile: Product that it runs on.
+
+    Returns:
+        The selection with all verdicts; its ``backend`` is None when every backend refuses.
+    """
+    verdicts = tuple(
+        Verdict(name, tuple(backend.refusals(request, profile)))
+        for name, backend in backend_classes().items()
+    )
+    entry = _architecture(request.use_mla, request.use_sparse, request.use_compress)
+    return Selection(
+        request=request,
+        soc_name=profile.soc_name,
+        architecture=None if entry is None else entry["name"],
+        backend=next((verdict.backend for verdict in verdicts if verdict.accepted), None),
+        verdicts=verdicts,
+        architecture_refusals=tuple(_architecture_refusals(entry, request, profile)),
+    )
+
+
+def get_attn_backend_cls(
+    use_mla: bool = False, use_sparse: bool = False, use_compress: bool = False
+) -> type[AttentionBackend]:
+    """The plain table: architecture flags to backend class, without a product's limits.
+
+    Raises:
+        NoBackendError: The flags name no architecture, or this version has no backend for it.
+    """
+    entry = _architecture(use_mla, use_sparse, use_compress)
+    if entry is not None:
+        for row in _table()["backend"]:
+            if row["architecture"] == entry["name"]:
+                return backend_classes()[row["name"]]
+    flags = f"use_mla={use_mla}, use_sparse={use_sparse}, use_compress={use_compress}"
+    raise NoBackendError(f"attention architecture: found {flags}; allowed: {_known_flags()}")
+
+
+@cache
+def backend_classes() -> Mapping[str, type[AttentionBackend]]:
+    """The backends of this version by name, in order of preference."""
+    return {row["name"]: _load(row["class"]) for row in _table()["backend"]}
+
+
+def unmet_demands(name: str, request: BackendRequest) -> list[Refusal]:
+    """Refusals that follow from the table alone: architecture flags and features.
+
+    Args:
+        name: Backend whose entry of the table is read.
+        request: The layer.
+    """
+    row = next(row for row in _table()["backend"] if row["name"] == name)
+    entry = next(e for e in _table()["architecture"] if e["name"] == row["architecture"])
+    demands = [
+        {"parameter": flag, "values": [entry[flag]], "source": _TABLE_SOURCE}
+        for flag in ("use_mla", "use_sparse", "use_compress")
+        if flag in entry
+    ]
+    return [
+        Refusal(
+            rule=f"{name}.{demand['parameter']}",
+            parameter=demand["parameter"],
+            found=str(getattr(request, demand["parameter"])),
+            allowed=" or ".join(str(value) for value in demand["values"]) or "None",
+            source=demand["source"],
+        )
+        for demand in [*demands, *row["takes"]]
+        if not _within(getattr(request, demand["parameter"]), demand["values"])
+    ]
+
+
+def _within(value: object, values: list[object]) -> bool:
+    """Whether a value is one of those allowed; an empty list allows only None."""
+    return value in values if values else value is None
+
+
+def _architecture_refusals(
+    entry: Mapping[str, Any] | None, request: BackendRequest, profile: HardwareProfile
+) -> list[Refusal]:
+    if entry is None:
+        flags = (request.use_mla, request.use_sparse, request.use_compress)
+        return [_refusal("architecture", "use_mla, use_sparse, use_compress", str(flags))]
+    refusals = []
+    why_not = profile.why_not(Capability[entry["capability"]]) if "capability" in entry else None
+    if why_not is not None:
+        refusals.append(
+            Refusal(
+                rule="table.capability",
+                parameter="profile",
+                found=why_not,
+                allowed=f"a product with {entry['capability']}",
+                source="ascend_hwprofile",
+            )
+        )
+    if all(row["architecture"] != entry["name"] for row in _table()["backend"]):
+        refusals.append(_refusal("backend", "architecture", f"{entry['name']} ({entry['title']})"))
+    return refusals
+
+
+def _refusal(rule: str, parameter: str, found: str) -> Refusal:
+    return Refusal(f"table.{rule}", parameter, found, _known_flags(), _TABLE_SOURCE)
+
+
+def _known_flags() -> str:
+    built = [row["architecture"] for row in _table()["backend"]]
+    return "an architecture that this version has a backend for: " + ", ".join(built)
+
+
+def _architecture(use_mla: bool, use_sparse: bool, use_compress: bool) -> Mapping[str, Any] | None:
+    flags = {"use_mla": use_mla, "use_sparse": use_sparse, "use_compress": use_compress}
+    for entry in _table()["architecture"]:
+        if all(entry.get(flag, value) == value for flag, value in flags.items()):
+            found: Mapping[str, Any] = entry
+            return found
+    return None
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    text = resources.files(__package__).joinpath("backends.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def _load(path: str) -> type[AttentionBackend]:
+    module, name = path.split(":")
+    loaded: type[AttentionBackend] = getattr(importlib.import_module(module), name)
+    return loaded

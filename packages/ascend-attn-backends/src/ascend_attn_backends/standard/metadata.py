@@ -1,0 +1,67 @@
+"""What the standard backend computes once per step, for all layers."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class AttentionLaunch:
+    """One operator call per layer: the requests of a step that share a mask rule.
+
+    Attributes:
+        causal: Whether keys after a token's own position are hidden.
+        num_tokens: Query tokens of the call.
+        token_slice: Their rows in the step, when they are contiguous.
+        token_indices: ``[num_tokens]`` int64 on the device, their rows when they are not.
+        query_lens_cumulative: ``[num_rows]`` cumulative query lengths; the last is ``num_tokens``.
+        seq_lens: ``[num_rows]`` keys of each request.
+        block_table: ``[num_rows, max_blocks]`` int32, a copy that nobody else writes.
+    """
+
+    causal: bool
+    num_tokens: int
+    token_slice: slice | None
+    token_indices: torch.Tensor | None
+    query_lens_cumulative: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    block_table: torch.Tensor
+
+    def gather(self, query: torch.Tensor) -> torch.Tensor:
+        """The rows of ``query`` (``[num_tokens of the step, N, D]``) that this call computes."""
+        if self.token_indices is None:
+            return query[self.token_slice].contiguous()
+        return query.index_select(0, self.token_indices)
+
+    def scatter(self, result: torch.Tensor, output: torch.Tensor) -> None:
+        """Write the call's ``[num_tokens, N, D]`` result into its rows of ``output``."""
+        if self.token_indices is None:
+            output[self.token_slice] = result
+        else:
+            output.index_copy_(0, self.token_indices, result)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class AscendMetadata:
+    """Metadata of one step. Frozen, and shares no memory with the batch it was built from.
+
+    Attributes:
+        num_reqs: Real requests.
+        num_tokens: Tokens that belong to a request; output rows after them are set to zero.
+        block_size: Tokens per cache block.
+        max_query_len: Longest query.
+        max_seq_len: Most keys of a request.
+        launches: Operator calls per layer; one, or two when causality differs between requests.
+        slot_mapping: ``[num_token_rows]`` int64 cache slots; negative ones are never written.
+        causal_template: ``[2048, 2048]`` int8 mask template, shared by all steps.
+    """
+
+    num_reqs: int
+    num_tokens: int
+    block_size: int
+    max_query_len: int
+    max_seq_len: int
+    launches: tuple[AttentionLaunch, ...]
+    slot_mapping: torch.Tensor
+    causal_template: torch.Tensor
