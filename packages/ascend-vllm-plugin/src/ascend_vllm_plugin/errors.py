@@ -1,0 +1,73 @@
+"""What this package raises: one class per situation, each building its own message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ascend_attn_ops import Refusal
+
+
+class PluginError(Exception):
+    """Base of every error of this package."""
+
+
+class EnvironmentVariableError(PluginError, ValueError):
+    """An environment variable of this package holds a value it does not know."""
+
+    def __init__(self, name: str, found: str, allowed: str) -> None:
+        super().__init__(f"environment variable {name}={found!r}: allowed is {allowed}")
+        self.name = name
+        self.found = found
+        self.allowed = allowed
+
+
+class OptionError(PluginError, ValueError):
+    """An entry of vLLM's `--additional-config` meant for this package is wrong."""
+
+    def __init__(self, name: str, found: object, allowed: str) -> None:
+        super().__init__(f"option {name} of --additional-config is {found!r}: allowed is {allowed}")
+        self.name = name
+        self.found = found
+        self.allowed = allowed
+
+
+class UnsupportedVllmError(PluginError, RuntimeError):
+    """The installed vLLM is outside the supported range, or there is none."""
+
+    def __init__(self, found: str | None, supported: str, distributions: Sequence[str]) -> None:
+        names = " or ".join(distributions)
+        what = f"vLLM {found} is installed" if found else f"no vLLM is installed ({names})"
+        super().__init__(
+            f"{what}; ascend-vllm-plugin works with vLLM {supported}. Install a vLLM of that "
+            "range, or unset ASCEND_VLLM_SIMULATE to run vLLM without this plugin."
+        )
+        self.found = found
+        self.supported = supported
+
+
+class SimulationUnavailableError(PluginError, RuntimeError):
+    """Simulation was asked for, and this vLLM installation cannot simulate."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"ASCEND_VLLM_SIMULATE=1 has no effect: {reason}. {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class LayerRefusedError(PluginError, ValueError):
+    """The backend chosen for a layer does not take the layer's arguments."""
+
+    def __init__(self, backend: str, refusals: Sequence[Refusal]) -> None:
+        lines = [f"backend {backend} does not take this attention layer:"]
+        super().__init__("\n".join(lines + [f"  {reason}" for reason in refusals]))
+        self.backend = backend
+        self.refusals = tuple(refusals)
+
+
+class RoutingFileError(PluginError, ValueError):
+    """A file given as a routing table is none."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} is not a routing table of ascend-vllm-plugin: {reason}")
+        self.path = path
+        self.reason = reason

@@ -1,0 +1,184 @@
+"""From vLLM's question to the pure selection of ascend-attn-backends, with a record of answers.
+
+vLLM asks once for each distinct (backend, `AttentionSelectorConfig`) of a process, while it
+builds the model and so before any weight is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ascend_attn_backends import BackendRequest, NoBackendError, Selection, select_backend
+from ascend_attn_ops import Refusal
+from ascend_vllm_plugin import compat
+from ascend_vllm_plugin.environment import simulated_profile
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+ADAPTERS: Mapping[str, str] = {
+    "standard": "ascend_vllm_plugin.adapters.standard.StandardBackend",
+}
+"""Backend of ascend-attn-backends -> its adapter to vLLM's interface."""
+
+SIMULATED_PROVIDER = "cpu"
+"""Provider of the operators in simulate mode."""
+
+NOT_ADAPTED: Mapping[str, str] = {
+    "use_per_head_quant_scales": "one scale for all heads",
+    "use_batch_invariant": "results that may depend on the batch (VLLM_BATCH_INVARIANT unset)",
+    "use_kv_connector": "no KV connector",
+    "use_adaptive_verification": "query lengths that the host knows",
+    "use_rswa": "plain sliding windows",
+}
+"""Fields of `AttentionSelectorConfig` that no adapter handles -> what it takes instead."""
+
+
+@attrs.frozen
+class LayerKind:
+    """What a layer and the question that vLLM asked for it have in common."""
+
+    head_size: int
+    kv_cache_dtype: str
+    has_sliding_window: bool
+    attn_type: str
+    use_mla: bool
+
+
+@attrs.frozen
+class Route:
+    """One answer to vLLM.
+
+    Attributes:
+        class_path: the class that vLLM is to use.
+        chosen_by: `selection`, or the option with which the user decided.
+        selection: every backend's verdict; None when the user decided.
+    """
+
+    class_path: str
+    chosen_by: str
+    selection: Selection | None
+
+
+_routes: dict[LayerKind, Route] = {}
+
+
+def recorded_routes() -> Mapping[LayerKind, Route]:
+    """The answers that this process has given so far."""
+    return dict(_routes)
+
+
+def record(config: AttentionSelectorConfig, route: Route) -> None:
+    """Remember an answer for the routing table."""
+    _routes[kind_of_question(config)] = route
+
+
+def kind_of_question(config: AttentionSelectorConfig) -> LayerKind:
+    """The kind of layer that vLLM asks about."""
+    return LayerKind(
+        head_size=config.head_size,
+        kv_cache_dtype=config.kv_cache_dtype or "auto",
+        has_sliding_window=config.has_sliding_window,
+        attn_type=str(getattr(config.attn_type, "value", config.attn_type)),
+        use_mla=config.use_mla,
+    )
+
+
+def select(
+    config: AttentionSelectorConfig, vllm_config: VllmConfig, num_heads: int | None
+) -> Route:
+    """Ask every backend of ascend-attn-backends.
+
+    Args:
+        config: vLLM's question.
+        vllm_config: the configuration that it belongs to.
+        num_heads: query heads on this rank, where vLLM says so.
+
+    Raises:
+        NoBackendError: nobody takes the layer; the message has every reason.
+    """
+    request = request_from(config, vllm_config, num_heads)
+    selection = select_backend(request, simulated_profile())
+    unadapted = adapter_refusals(config)
+    if selection.backend is None or unadapted:
+        reasons = [f"  ascend-vllm-plugin: {refusal}" for refusal in unadapted]
+        raise NoBackendError("\n".join([selection.as_text(), *reasons]))
+    return Route(ADAPTERS[selection.backend], "selection", selection)
+
+
+def adapter_refusals(config: AttentionSelectorConfig) -> list[Refusal]:
+    """What vLLM asks for and no adapter of this version handles."""
+    return [
+        Refusal(
+            rule=f"vllm.{field}",
+            parameter=field,
+            found="True",
+            allowed=allowed,
+            source="ascend_vllm_plugin.selection",
+        )
+        for field, allowed in NOT_ADAPTED.items()
+        if getattr(config, field)
+    ]
+
+
+def request_from(
+    config: AttentionSelectorConfig, vllm_config: VllmConfig, num_heads: int | None
+) -> BackendRequest:
+    """vLLM's question in the words of ascend-attn-backends."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    kind = kind_of_question(config)
+    return BackendRequest(
+        role=role_of_current_layer(),
+        use_mla=config.use_mla,
+        use_sparse=config.use_sparse,
+        head_size=config.head_size,
+        num_heads=num_heads or model.get_num_attention_heads(parallel),
+        num_kv_heads=model.get_num_kv_heads(parallel),
+        dtype=config.dtype,
+        kv_cache_dtype=kind.kv_cache_dtype,
+        block_size=vllm_config.cache_config.block_size,
+        sliding_window=_sliding_window(vllm_config) if config.has_sliding_window else None,
+        causal=not config.use_non_causal,
+        has_sinks=config.has_sink,
+        has_multimodal_prefix=config.use_mm_prefix,
+        attn_type=kind.attn_type,
+        context_parallel_size=(
+            parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+        ),
+        provider=SIMULATED_PROVIDER,
+    )
+
+
+def role_of_current_layer() -> str:
+    """`target` or `draft`: whose layer vLLM is building."""
+    from vllm.compilation import backends
+
+    return "target" if backends.model_tag in compat.TARGET_MODEL_TAGS else "draft"
+
+
+def user_choice(selected: AttentionBackendEnum | None) -> str | None:
+    """Name of the CPU backend of vLLM that the user named, None to let us select.
+
+    Raises:
+        NoBackendError: the user named a backend that neither side has on a CPU.
+    """
+    if selected is None or selected.name == compat.OUR_BACKEND_NAME:
+        return None
+    if selected.name in compat.VLLM_CPU_BACKENDS:
+        return selected.name
+    allowed = ", ".join(sorted(compat.VLLM_CPU_BACKENDS | {compat.OUR_BACKEND_NAME}))
+    raise NoBackendError(
+        f"attention backend: found {selected.name}; allowed in simulate mode: {allowed}, or none"
+    )
+
+
+def _sliding_window(vllm_config: VllmConfig) -> int | None:
+    """The model's window in keys; vLLM's question only says that there is one."""
+    model = vllm_config.model_config
+    window = model.get_sliding_window() or getattr(model.hf_text_config, "sliding_window", None)
+    return None if window is None else int(window)

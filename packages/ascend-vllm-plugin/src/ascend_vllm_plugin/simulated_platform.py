@@ -1,0 +1,70 @@
+"""The platform of simulate mode: vLLM's CPU platform with our attention backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import PlatformEnum
+
+from ascend_vllm_plugin import compat, selection
+from ascend_vllm_plugin.options import options_from
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+WORKER = "ascend_vllm_plugin.worker.SimulatedAscendWorker"
+
+
+class SimulatedAscendPlatform(CpuPlatform):
+    """A CPU to vLLM (`PlatformEnum.CPU`), an NPU to the choice of attention backends.
+
+    It stays `CPU` because code of vLLM outside attention asks `is_cpu()`; an out-of-tree enum
+    would send custom ops and MoE layers down paths that do not exist here.
+    """
+
+    _enum = PlatformEnum.CPU
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Take our worker where the user left the choice, and check our options.
+
+        vLLM calls this again for every configuration derived from the first.
+
+        Raises:
+            OptionError: our part of `--additional-config` is wrong.
+            SimulationUnavailableError: vLLM was built without its CPU kernels.
+        """
+        compat.require_cpu_kernels()
+        options_from(vllm_config.additional_config)
+        if vllm_config.parallel_config.worker_cls == compat.AUTO_WORKER:
+            vllm_config.parallel_config.worker_cls = WORKER
+        super().check_and_update_config(vllm_config)
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls,
+        selected_backend: AttentionBackendEnum | None,
+        attn_selector_config: AttentionSelectorConfig,
+        num_heads: int | None = None,
+    ) -> str:
+        """Class path of the attention backend for layers of one kind.
+
+        Raises:
+            NoBackendError: no backend takes them; the message has every reason.
+        """
+        from vllm.config import get_current_vllm_config
+
+        if selection.user_choice(selected_backend) is None:
+            route = selection.select(attn_selector_config, get_current_vllm_config(), num_heads)
+        else:
+            path = super().get_attn_backend_cls(
+                selected_backend,  # type: ignore[arg-type]  # vLLM passes None as well
+                attn_selector_config,
+                num_heads,
+            )
+            route = selection.Route(path, "--attention-backend", None)
+        selection.record(attn_selector_config, route)
+        return route.class_path

@@ -1,0 +1,30 @@
+"""The worker of simulate mode: vLLM's CPU worker, patched and reporting its routing."""
+
+from __future__ import annotations
+
+from vllm.logger import init_logger
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from ascend_vllm_plugin.patches import apply_patches
+from ascend_vllm_plugin.report import report_routing
+
+logger = init_logger("vllm.ascend_vllm_plugin")
+
+
+class SimulatedAscendWorker(CPUWorker):
+    """Runs the model on the CPU with the attention backends of ascend-attn-backends."""
+
+    def init_device(self) -> None:
+        """Build vLLM's CPU model runner, then apply the patches.
+
+        In this order: the runner's constructor places the kernels of the CPU itself, and the
+        patches finish what it leaves undone.
+        """
+        super().init_device()  # type: ignore[no-untyped-call]  # vLLM left it untyped
+        logger.info("patches to vLLM in force: %s", ", ".join(apply_patches()) or "none")
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Load the model, then log the routing of its layers and write the routing file."""
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        if self.rank == 0:
+            report_routing(self.vllm_config)
