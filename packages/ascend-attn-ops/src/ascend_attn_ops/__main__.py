@@ -1,0 +1,8 @@
+"""``python -m ascend_attn_ops``."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ascend_attn_ops as ops
+from ascend_attn_ops.cli import main
+from ascend_attn_ops.selection import common_rules
+
+
+def case() -> dict[str, Any]:
+    return dict(next(ops.scatter_pa_kv_cache.samples()).data)
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write_case(data: Any) -> str:
+        path = tmp_path / "case.json"
+        path.write_text(json.dumps(data))
+        return str(path)
+
+    return write_case
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_an_accepted_case(write: Any, capsys: Any) -> None:
+    code, out, _ = run(
+        capsys, "check", "scatter_pa_kv_cache", "--profile", "A3", write(case()), "--json"
+    )
+    assert code == 0
+    assert json.loads(out) == {"verdict": "accept", "refusals": []}
+
+
+def test_a_refused_case_says_everything(write: Any, capsys: Any) -> None:
+    bad = case() | {"cache_mode": "ND"}
+    code, out, _ = run(capsys, "check", "scatter_pa_kv_cache", write(bad), "--json")
+    verdict = json.loads(out)
+    assert (code, verdict["verdict"]) == (1, "refuse")
+    (refusal,) = verdict["refusals"]
+    assert set(refusal) == {"rule", "parameter", "found", "allowed", "source", "cann_code"}
+    assert (refusal["rule"], refusal["cann_code"]) == ("scatter_pa_kv_cache.cache_mode", 161002)
+
+
+def test_a_list_of_cases_gives_verdicts_in_order(write: Any, capsys: Any) -> None:
+    cases = [case(), case() | {"cache_mode": "ND"}, {}]
+    code, out, _ = run(capsys, "check", "scatter_pa_kv_cache", write(cases), "--json")
+    assert code == 0
+    verdicts = json.loads(out)
+    assert [verdict["verdict"] for verdict in verdicts] == ["accept", "refuse", "refuse"]
+    assert {refusal["cann_code"] for refusal in verdicts[2]["refusals"]} == {161001}
+
+
+def test_standard_input(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(case())))
+    assert run(capsys, "check", "scatter_pa_kv_cache", "-")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "data", "text"),
+    [
+        (("check", "nothing"), {}, "unknown operator 'nothing'; known: "),
+        (("check", "scatter_pa_kv_cache", "--profile", "A9"), {}, "A9"),
+        (("check", "scatter_pa_kv_cache", "--provider", "gpu"), {}, "unknown provider 'gpu'"),
+        (("check", "scatter_pa_kv_cache"), {"keys": 1}, "unknown arguments keys; known: key, "),
+        (
+            ("check", "scatter_pa_kv_cache"),
+            {"key": 1},
+            "a tensor is an object with shape and dtype",
+        ),
+        (("check", "scatter_pa_kv_cache"), [1], "case 0 is not an object"),
+        (
+            ("check", "scatter_pa_kv_cache"),
+            {"key": {"shape": [2], "dtype": "half2"}},
+            "unknown dtype 'half2'",
+        ),
+        (
+            ("check", "scatter_pa_kv_cache"),
+            {"key": {"shape": [-2], "dtype": "float16"}},
+            "list of integers >= 0",
+        ),
+        (("check", "scatter_pa_kv_cache"), {"cache_mode": 3}, "cache_mode: found 3, expected str"),
+    ],
+)
+def test_bad_usage_names_the_thing(
+    argv: tuple[str, ...], data: Any, text: str, write: Any, capsys: Any
+) -> None:
+    code, out, err = run(capsys, *argv, write(data))
+    assert (code, out) == (2, "")
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_missing_and_broken_files(tmp_path: Path, capsys: Any) -> None:
+    code, _, err = run(capsys, "check", "scatter_pa_kv_cache", str(tmp_path / "none.json"))
+    assert (code, "No such file" in err) == (2, True)
+    (tmp_path / "broken.json").write_text("{")
+    code, _, err = run(capsys, "check", "scatter_pa_kv_cache", str(tmp_path / "broken.json"))
+    assert (code, "is not JSON" in err) == (2, True)
+
+
+def test_every_rule_can_be_shown(capsys: Any) -> None:
+    rules = [rule.id for op in ops.all_operators() for rule in op.contract.rules]
+    for name in (*rules, *common_rules()):
+        code, out, _ = run(capsys, "show", name, "--json")
+        shown = json.loads(out)
+        assert (code, shown["rule"]) == (0, name)
+        assert shown["allowed"]
+        assert shown["source"]
+
+
+def test_unknown_rule_lists_the_known(capsys: Any) -> None:
+    code, _, err = run(capsys, "show", "scatter_pa_kv_cache.colour")
+    assert code == 2
+    assert "scatter_pa_kv_cache.cache_mode" in err
+
+
+@pytest.mark.parametrize("command", ["list", "matrix", "info"])
+def test_tables_name_every_operator_or_provider(command: str, capsys: Any) -> None:
+    code, out, _ = run(capsys, command)
+    assert code == 0
+    names = ("torch_npu", "reference") if command == "info" else ("scatter_pa_kv_cache",)
+    assert all(name in out for name in names)
+    code, out, _ = run(capsys, command, "--json")
+    assert code == 0
+    assert isinstance(json.loads(out), list)
+
+
+def test_show_operator(capsys: Any) -> None:
+    code, out, _ = run(capsys, "show", "scatter_pa_kv_cache")
+    assert code == 0
+    assert "Tensor(a!) key_cache" in out
+    code, out, _ = run(capsys, "show", "scatter_pa_kv_cache", "--json")
+    assert json.loads(out)["parameters"][0]["name"] == "key"
