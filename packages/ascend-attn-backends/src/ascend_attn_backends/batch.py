@@ -207,22 +207,24 @@ class AttentionBatch:
         if block_table is None:
             block_table = consecutive_blocks(seq_lens, block_size)
         host = _host_fields(query_lens, seq_lens, block_table, block_size)
-        causal_cpu = (
-            None if isinstance(causal, bool) else torch.tensor(list(causal), dtype=torch.bool)
-        )
+        tensors: dict[str, Any] = {
+            name: copy_to_device(value, device) for name, value in host.items()
+        }
+        if isinstance(causal, bool):
+            tensors["causal"] = causal
+        else:
+            tensors["causal_cpu"] = torch.tensor(list(causal), dtype=torch.bool)
+            tensors["causal"] = copy_to_device(tensors["causal_cpu"], device)
+        if is_prefilling is not None:
+            tensors["is_prefilling"] = torch.tensor(list(is_prefilling), dtype=torch.bool)
         return cls(
-            **{name: copy_to_device(value, device) for name, value in host.items()},
+            **tensors,
             num_reqs=len(query_lens),
             num_tokens=sum(query_lens),
             max_query_len=max(query_lens, default=0),
             max_seq_len=max(seq_lens, default=0),
-            causal=causal if causal_cpu is None else copy_to_device(causal_cpu, device),
             query_start_loc_cpu=host["query_start_loc"],
             seq_lens_cpu=host["seq_lens"],
-            causal_cpu=causal_cpu,
-            is_prefilling=None
-            if is_prefilling is None
-            else torch.tensor(list(is_prefilling), dtype=torch.bool),
         )
 
 

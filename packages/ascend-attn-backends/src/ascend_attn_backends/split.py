@@ -57,11 +57,10 @@ class RequestGroup:
 
     def token_indices(self) -> torch.Tensor:
         """``[num_tokens]`` int64 in host memory: token rows of the group, request by request."""
-        ranges = [
-            torch.arange(start, start + length)
-            for start, length in zip(self.token_starts, self.query_lens, strict=True)
-        ]
-        return torch.cat([torch.empty(0, dtype=torch.int64), *ranges])
+        lens = torch.tensor(self.query_lens, dtype=torch.int64)
+        starts = torch.tensor(self.token_starts, dtype=torch.int64)
+        shift = starts - (lens.cumsum(0) - lens)  # from the token's rank in the group to its row
+        return torch.arange(self.num_tokens) + torch.repeat_interleave(shift, lens)
 
 
 @attrs.frozen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import sub
 
 import attrs
 import torch
@@ -46,14 +47,13 @@ class AscendAttentionMetadataBuilder:
         starts = _covered_starts(batch)
         keys = batch.host_seq_lens()[: batch.num_reqs].clamp(min=0).tolist()
         table = self._block_table(batch, keys)
-        groups = _groups(batch, starts)
         return AscendMetadata(
             num_reqs=batch.num_reqs,
             num_tokens=starts[-1],
             block_size=self.block_size,
-            max_query_len=max((group.max_query_len for _, group in groups), default=0),
+            max_query_len=max(map(sub, starts[1:], starts), default=0),
             max_seq_len=max(keys, default=0),
-            launches=tuple(_launch(group, causal, keys, table) for causal, group in groups),
+            launches=_launches(batch, starts, keys, table),
             slot_mapping=batch.slot_mapping.clone(),
             causal_template=self.masks.template(batch.device),
         )
@@ -80,36 +80,51 @@ def _covered_starts(batch: AttentionBatch) -> list[int]:
     return repaired
 
 
-def _groups(batch: AttentionBatch, starts: Sequence[int]) -> list[tuple[bool, RequestGroup]]:
-    """The requests by causality, without groups that have no tokens."""
-    causal = batch.host_causal()
-    groups = []
-    for kind in (True, False):
-        rows = [row for row in range(batch.num_reqs) if causal[row] is kind]
-        group = RequestGroup.from_starts(starts, rows)
-        if group.num_tokens:
-            groups.append((kind, group))
-    return groups
+def _launches(
+    batch: AttentionBatch, starts: list[int], keys: list[int], table: torch.Tensor
+) -> tuple[AttentionLaunch, ...]:
+    """One call, or two when causality differs between requests; none without tokens."""
+    if starts[-1] == 0:
+        return ()
+    causal = batch.host_causal()[: batch.num_reqs]
+    if len(set(causal)) == 1:
+        return (_whole_step(causal[0], starts, keys, table),)
+    groups = {
+        kind: RequestGroup.from_starts(starts, [row for row, k in enumerate(causal) if k is kind])
+        for kind in (True, False)
+    }
+    return tuple(
+        _part_of_step(kind, group, keys, table)
+        for kind, group in groups.items()
+        if group.num_tokens
+    )
 
 
-def _launch(
-    group: RequestGroup, causal: bool, keys: Sequence[int], table: torch.Tensor
+def _whole_step(
+    causal: bool, starts: list[int], keys: list[int], table: torch.Tensor
 ) -> AttentionLaunch:
-    tokens = group.token_slice
-    indices = copy_to_device(group.token_indices(), table.device) if tokens is None else None
+    return AttentionLaunch(
+        causal=causal,
+        num_tokens=starts[-1],
+        token_slice=slice(0, starts[-1]),
+        token_indices=None,
+        query_lens_cumulative=tuple(starts[1:]),
+        seq_lens=tuple(keys),
+        block_table=table,
+    )
+
+
+def _part_of_step(
+    causal: bool, group: RequestGroup, keys: list[int], table: torch.Tensor
+) -> AttentionLaunch:
+    tokens, device = group.token_slice, table.device
+    rows = copy_to_device(torch.tensor(group.rows, dtype=torch.int64), device)
     return AttentionLaunch(
         causal=causal,
         num_tokens=group.num_tokens,
         token_slice=tokens,
-        token_indices=indices,
         query_lens_cumulative=tuple(accumulate(group.query_lens)),
         seq_lens=tuple(keys[row] for row in group.rows),
-        block_table=_rows_of(table, group.rows),
+        block_table=table.index_select(0, rows),
+        token_indices=copy_to_device(group.token_indices(), device) if tokens is None else None,
     )
-
-
-def _rows_of(table: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    if len(rows) == table.shape[0]:
-        return table
-    chosen = copy_to_device(torch.tensor(rows, dtype=torch.int64), table.device)
-    return table.index_select(0, chosen)
