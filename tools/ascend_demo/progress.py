@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ascend_demo.gguf_to_hf import Advance
@@ -41,3 +42,29 @@ def conversion_progress() -> Iterator[tuple[Tell, Advance]]:
             progress.update(bar, completed=done, total=total, visible=True)
 
         yield tell, advance
+
+
+class StartingProgress:
+    """One line that says how long the server has been starting, and what it logged last."""
+
+    def __init__(self) -> None:
+        self._status = error_console().status("starting vLLM")
+        self._status.start()
+
+    def update(self, seconds: float, line: str) -> None:
+        """Show the seconds waited and the last line of the log."""
+        self._status.update(f"starting vLLM, {seconds:.0f} s: {escape(line[:160])}")
+
+    def stop(self) -> None:
+        """Take the line away; it may be called again."""
+        self._status.stop()
+
+
+@contextmanager
+def starting_progress() -> Iterator[StartingProgress]:
+    """Show that the server starts until it is stopped, at the latest when the block is left."""
+    progress = StartingProgress()
+    try:
+        yield progress
+    finally:
+        progress.stop()
