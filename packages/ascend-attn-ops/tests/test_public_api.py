@@ -13,6 +13,7 @@ RECORDS_AND_FUNCTIONS = {
 OPERATORS = {
     "fused_infer_attention_score": "FusedInferAttentionScoreArguments",
     "scatter_pa_kv_cache": "ScatterPaKvCacheArguments",
+    "sparse_flash_attention": "SparseFlashAttentionArguments",
 }
 
 

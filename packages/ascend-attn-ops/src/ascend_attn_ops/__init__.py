@@ -8,6 +8,8 @@ from .operators.fused_infer_attention_score import fused_infer_attention_score
 from .operators.fused_infer_attention_score.arguments import FusedInferAttentionScoreArguments
 from .operators.scatter_pa_kv_cache import scatter_pa_kv_cache
 from .operators.scatter_pa_kv_cache.arguments import ScatterPaKvCacheArguments
+from .operators.sparse_flash_attention import sparse_flash_attention
+from .operators.sparse_flash_attention.arguments import SparseFlashAttentionArguments
 from .partial import PartialAttention, merge_partials
 from .refusals import (
     ArgumentFormatError,
@@ -43,6 +45,7 @@ __all__ = [
     "SanitizerError",
     "ScatterPaKvCacheArguments",
     "Scope",
+    "SparseFlashAttentionArguments",
     "Stage",
     "TensorMeta",
     "Tolerance",
@@ -59,6 +62,7 @@ __all__ = [
     "sanitize",
     "scatter_pa_kv_cache",
     "select",
+    "sparse_flash_attention",
     "use_profile",
     "use_provider",
 ]

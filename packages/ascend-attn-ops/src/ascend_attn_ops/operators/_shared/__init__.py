@@ -1,0 +1,1 @@
+"""What several operators have in common."""
