@@ -12,6 +12,7 @@ import importlib
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from ascend_hwprofile.detection import Detection, detect
     from ascend_hwprofile.errors import (
         HwProfileError,
         UnknownFigureError,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         UnknownSocError,
         UnsupportedSocError,
     )
+    from ascend_hwprofile.probes import Evidence, Outcome
     from ascend_hwprofile.profile import HardwareProfile
     from ascend_hwprofile.profiles import (
         known_profiles,
@@ -28,22 +30,28 @@ if TYPE_CHECKING:
     )
     from ascend_hwprofile.records import DtypeSupport, Figure, OperatorSupport
     from ascend_hwprofile.soc import SocId, known_socs, parse_soc_name
+    from ascend_hwprofile.system import System
     from ascend_hwprofile.words import Capability, Confidence, Family
 
 __all__ = [
     "Capability",
     "Confidence",
+    "Detection",
     "DtypeSupport",
+    "Evidence",
     "Family",
     "Figure",
     "HardwareProfile",
     "HwProfileError",
     "OperatorSupport",
+    "Outcome",
     "SocId",
+    "System",
     "UnknownFigureError",
     "UnknownOperatorError",
     "UnknownSocError",
     "UnsupportedSocError",
+    "detect",
     "known_profiles",
     "known_socs",
     "operator_names",
@@ -55,17 +63,22 @@ __all__ = [
 _HOMES = {
     "Capability": "words",
     "Confidence": "words",
+    "Detection": "detection",
     "DtypeSupport": "records",
+    "Evidence": "probes",
     "Family": "words",
     "Figure": "records",
     "HardwareProfile": "profile",
     "HwProfileError": "errors",
     "OperatorSupport": "records",
+    "Outcome": "probes",
     "SocId": "soc",
+    "System": "system",
     "UnknownFigureError": "errors",
     "UnknownOperatorError": "errors",
     "UnknownSocError": "errors",
     "UnsupportedSocError": "errors",
+    "detect": "detection",
     "known_profiles": "profiles",
     "known_socs": "soc",
     "operator_names": "profiles",

@@ -111,6 +111,13 @@ def read_table(name: str) -> Table:
         return tomllib.load(file)
 
 
+def schema_text(name: str) -> str:
+    """Return the text of ``data/schema/<name>.json``."""
+    path = os.path.join(os.path.dirname(__file__), "data", "schema", f"{name}.json")
+    with open(path, encoding="utf8") as file:
+        return file.read()
+
+
 @functools.cache
 def source_titles() -> Mapping[str, str]:
     """Return source id -> title of the document."""

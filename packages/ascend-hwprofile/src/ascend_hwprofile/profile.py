@@ -65,7 +65,8 @@ class HardwareProfile:
         """
         if self.supports(capability):
             return None
-        return self.missing[Capability(capability)]
+        known = Capability(capability)
+        return f"{self.soc_name} ({self.family}) has no {known.name}: {self.missing[known]}"
 
     def operator(self, name: str) -> OperatorSupport:
         """Return what the product tables say about a CANN attention operator.
@@ -105,18 +106,18 @@ class HardwareProfile:
         gives 245.76 for float16 on Ascend910B4, the value a public profiler test asserts.
 
         Returns:
-            None where the core count or the clock is not known.
+            None where the core count, the clock or the K of ``dtype`` is not known.
 
         Raises:
             HwProfileError: the cube unit does not compute ``dtype``.
         """
         support = self.dtype_support.get(dtype)
-        if support is None or not support.supported or support.cube_k is None:
+        if support is None or not support.supported:
             raise HwProfileError(
                 f"{quoted(dtype)} has no cube rate on {self.soc_name}; "
                 f"allowed: {', '.join(sorted(self.dtypes))}"
             )
-        if self.cube_cores is None or self.clock_mhz is None:
+        if self.cube_cores is None or self.clock_mhz is None or support.cube_k is None:
             return None
         per_cycle = self.cube_cores * _CUBE_M * _CUBE_N * support.cube_k * _MULTIPLY_ADD
         return per_cycle * self.clock_mhz * 1e6 / 1e12

@@ -118,7 +118,7 @@ def _profile(soc_name: str) -> HardwareProfile:
     figures = _figures(soc, entry, family)
     dtypes = {**family.dtypes(), **entry.dtypes()}
     operators = _operators(soc, family)
-    missing = _missing(soc, family, dtypes, operators)
+    missing = _missing(family, dtypes, operators)
     whole = functools.partial(_whole, figures)
     return HardwareProfile(
         family=family.family,
@@ -196,7 +196,6 @@ def _word(supported: bool | None) -> str:
 
 
 def _missing(
-    soc: SocId,
     family: catalog.FamilyTable,
     dtypes: Mapping[str, DtypeSupport],
     operators: Mapping[str, OperatorSupport],
@@ -209,9 +208,7 @@ def _missing(
             *_feature_reasons(value, row, family),
         ]
         if reasons:
-            capability = Capability(value)
-            head = f"{soc.soc_name} ({family.family}) has no {capability.name}"
-            missing[capability] = f"{head}: {'; '.join(reasons)}"
+            missing[Capability(value)] = "; ".join(reasons)
     return missing
 
 

@@ -1,0 +1,95 @@
+"""Checks the data files against their schema and against each other.
+
+Runs when the package is built and in the tests; it needs fastjsonschema, which the installed
+package does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ascend_hwprofile import catalog
+
+_FILES = {
+    "families/a2": "family",
+    "families/a3": "family",
+    "families/a5": "family",
+    "families/310p": "family",
+    "families/310b": "family",
+    "families/gen1": "family",
+    "families/other": "other",
+    "sources": "sources",
+    "operators": "operators",
+    "capabilities": "capabilities",
+    "compatibility": "compatibility",
+}
+_PRODUCTS = {"A2", "A3", "950PR", "950DT", "310P", "310B", "gen1"}
+
+Read = Callable[[str], Mapping[str, Any]]
+
+
+def problems(read: Read = catalog.read_table) -> list[str]:
+    """Return one sentence for each thing that is wrong with the data, none if all is well."""
+    tables = {name: read(name) for name in _FILES}
+    found = [*_schema_problems(tables)]
+    # The other checks take the form of the files for granted.
+    return found or [*_source_problems(tables), *_operator_problems(tables), *_rules(tables)]
+
+
+def _schema_problems(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    import fastjsonschema
+
+    schema = json.loads(catalog.schema_text("data"))
+    for name, table in tables.items():
+        wanted = {**schema, "$ref": f"#/definitions/{_FILES[name]}"}
+        try:
+            fastjsonschema.validate(wanted, table)
+        except fastjsonschema.JsonSchemaException as error:
+            yield f"{name}.toml: {error}"
+
+
+def _source_ids(value: Any) -> Iterator[str]:
+    # TOML gives nothing but dict, list and plain values.
+    below: list[Any] = value if type(value) is list else []
+    if type(value) is dict:
+        if "source" in value:
+            yield value["source"]
+        below = [*value.values()]
+    for item in below:
+        yield from _source_ids(item)
+
+
+def _source_problems(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    known = set(tables["sources"])
+    for name, table in tables.items():
+        # The rules of the compatibility table quote their source in full.
+        if name != "compatibility":
+            for source in sorted(set(_source_ids(table)) - known):
+                yield f"{name}.toml: unknown source {source!r}; allowed: {', '.join(sorted(known))}"
+
+
+def _operator_problems(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, row in tables["operators"].items():
+        listed = [product for verdict in row["verdicts"] for product in verdict["products"]]
+        if sorted(listed) != sorted(_PRODUCTS):
+            yield f"operators.toml: {name} needs one verdict for each product, found {listed}"
+    for name, row in tables["capabilities"].items():
+        for operator in row.get("operators", ()):
+            if operator not in tables["operators"]:
+                yield f"capabilities.toml: {name} names unknown operator {operator!r}"
+
+
+def _rules(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    components = {row["name"] for row in tables["compatibility"]["component"]}
+    for rule in tables["compatibility"]["rule"]:
+        for name in (rule["component"], rule["needs"]):
+            if name not in components:
+                yield f"compatibility.toml: a rule names unknown component {name!r}"
+    for name, kind in _FILES.items():
+        if kind == "family":
+            names = [soc for row in tables[name]["soc"] for soc in row["names"]]
+            default = tables[name]["family"]["default_soc"]
+            if default not in names:
+                yield f"{name}.toml: the default SoC {default} is not one of {names}"
