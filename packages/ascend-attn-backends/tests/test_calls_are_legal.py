@@ -1,20 +1,20 @@
-"""The operator calls that layers really make keep CANN's contract on every product that has them."""
+"""The operator calls that layers make keep CANN's contract on every product that has them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import ascend_attn_ops
 import pytest
 import torch
-from ascend_attn_ops import Refusal, use_profile
-from ascend_hwprofile import HardwareProfile, profile_for
 from attn_backends_support import Scenario, steps
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import ascend_attn_ops
 from ascend_attn_backends import AscendAttentionBackend, BackendRequest
+from ascend_attn_ops import Refusal, use_profile
+from ascend_hwprofile import HardwareProfile, profile_for
 
 FAMILIES = ["A2", "A3", "A5"]
 
