@@ -1,0 +1,155 @@
+"""Stands in for vLLM's server: `fake_server.py MODE PORT`, behaves well or badly as MODE says.
+
+Every mode first starts a worker process and writes both process ids to the file $FAKE_PIDS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.{}); time.sleep(300)"
+PIECES = ["Paris ", "is the ", "capital."]
+ROUTING = {
+    "format": 1,
+    "mode": "simulated",
+    "profile": "A5",
+    "vllm": "0.30.0",
+    "model": "fake",
+    "speculation": {"method": "custom_class", "drafter": "fake.Drafter", "k": 2},
+    "rows": [
+        {
+            "kind": "target, full attention",
+            "layers": ["layer.0", "layer.1"],
+            "backend": "standard",
+            "backend_class": "fake.Standard",
+            "chosen_by": "selection",
+            "request": {"use_mla": False},
+            "verdicts": [
+                {"backend": "standard", "refusals": []},
+                {
+                    "backend": "mla",
+                    "refusals": [
+                        {
+                            "rule": "use_mla",
+                            "parameter": "use_mla",
+                            "found": "False",
+                            "allowed": "True",
+                            "source": "fake rule book",
+                            "cann_code": None,
+                        }
+                    ],
+                },
+            ],
+        }
+    ],
+}
+
+
+class Counters:
+    """What /metrics tells: each request adds 4 drafts; 3 and 1 of them are accepted."""
+
+    requests = 0
+
+    @classmethod
+    def text(cls) -> str:
+        number = cls.requests
+        values = {
+            "drafts_total{}": 4 * number,
+            "draft_tokens_total{}": 8 * number,
+            "accepted_tokens_total{}": 4 * number,
+            'accepted_tokens_per_pos_total{position="0"}': 3 * number,
+            'accepted_tokens_per_pos_total{position="1"}': number,
+        }
+        lines = [f"vllm:spec_decode_num_{name} {value}.0" for name, value in values.items()]
+        return "\n".join(lines) + "\n"
+
+
+class Handler(BaseHTTPRequestHandler):
+    mode = "ok"
+    ready_at = 0.0
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._answer(200 if time.monotonic() >= Handler.ready_at else 503, "")
+        elif self.path == "/metrics" and Handler.mode != "no-metrics":
+            self._answer(200, Counters.text())
+        else:
+            self._answer(404, "not here")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        if Handler.mode == "refuses":
+            self._answer(400, json.dumps({"error": {"message": "too long for the model"}}))
+            return
+        if Handler.mode == "dies":
+            os._exit(9)
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        for piece in PIECES:
+            self._event([{"index": 0, "delta": {"content": piece}, "finish_reason": None}])
+            time.sleep(0.01)
+        self._event([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+        self._event([], usage=usage)
+        self.wfile.write(b"data: [DONE]\n\n")
+        Counters.requests += 1
+
+    def _event(self, choices: list[dict[str, object]], **more: object) -> None:
+        chunk = {
+            "id": "1",
+            "object": "chat.completion.chunk",
+            "created": 0,
+            "model": "fake",
+            "choices": choices,
+            **more,
+        }
+        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.flush()
+
+    def _answer(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+def main(mode: str, port: int) -> None:
+    deaf = mode in ("deaf", "orphan")
+    worker = subprocess.Popen([sys.executable, "-c", WORKER.format("SIG_IGN" if deaf else "SIG_DFL")])
+    Path(os.environ["FAKE_PIDS"]).write_text(f"{os.getpid()} {worker.pid}")
+    print("\x1b[32mINFO\x1b[0m loading the model", flush=True)
+    if mode == "crash":
+        print("RuntimeError: no such model [/x]", flush=True)
+        sys.exit(3)
+    if mode == "hang":
+        time.sleep(300)
+    if os.environ.get("ASCEND_VLLM_ROUTING_FILE") and mode != "no-routing":
+        Path(os.environ["ASCEND_VLLM_ROUTING_FILE"]).write_text(json.dumps(ROUTING))
+    Handler.mode = mode
+    Handler.ready_at = time.monotonic() + (1.0 if mode == "slow" else 0.0)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+    def leave(number: int, frame: object) -> None:
+        if mode == "ok":
+            worker.terminate()
+            worker.wait()
+        threading.Thread(target=server.shutdown).start()
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else leave)
+    server.serve_forever()
+    print("left in good order", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
