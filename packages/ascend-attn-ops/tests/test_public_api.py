@@ -11,6 +11,7 @@ RECORDS_AND_FUNCTIONS = {
     "operator_named", "sanitize", "select", "use_profile", "use_provider",
 }  # fmt: skip
 OPERATORS = {
+    "flash_attn_metadata": "FlashAttnMetadataArguments",
     "fused_infer_attention_score": "FusedInferAttentionScoreArguments",
     "scatter_pa_kv_cache": "ScatterPaKvCacheArguments",
     "sparse_flash_attention": "SparseFlashAttentionArguments",

@@ -4,6 +4,8 @@ from .arguments import from_data
 from .context import current_profile, current_provider, sanitize, use_profile, use_provider
 from .contract import Contract, Finding, Rule, RuleContext, Scope, Stage
 from .operator import NpuCall, Operator, Provider, Sample, TensorMeta, Tolerance
+from .operators.flash_attn_metadata import flash_attn_metadata
+from .operators.flash_attn_metadata.arguments import FlashAttnMetadataArguments
 from .operators.fused_infer_attention_score import fused_infer_attention_score
 from .operators.fused_infer_attention_score.arguments import FusedInferAttentionScoreArguments
 from .operators.scatter_pa_kv_cache import scatter_pa_kv_cache
@@ -30,6 +32,7 @@ __all__ = [
     "Contract",
     "Explanation",
     "Finding",
+    "FlashAttnMetadataArguments",
     "FusedInferAttentionScoreArguments",
     "NoProviderError",
     "NpuCall",
@@ -55,6 +58,7 @@ __all__ = [
     "current_profile",
     "current_provider",
     "explain",
+    "flash_attn_metadata",
     "from_data",
     "fused_infer_attention_score",
     "merge_partials",

@@ -12,7 +12,7 @@ import torch
 from ascend_hwprofile import HardwareProfile
 
 from . import arguments as records
-from .context import current_profile, current_provider, sanitizing
+from .context import current_profile, current_provider, sanitizing, use_profile
 from .contract import Contract
 from .refusals import OpArgumentError, Refusal, SanitizerError
 
@@ -173,9 +173,17 @@ def run(
     provider: str | None = None,
 ) -> Any:
     """Check ``args`` and compute; see :meth:`Operator.__call__`."""
+    if profile is None:
+        return _run(op, args, current_profile(), provider)
+    with use_profile(profile):  # providers and output shapes may depend on it
+        return _run(op, args, profile, provider)
+
+
+def _run(
+    op: Operator[Any], args: Any, profile: HardwareProfile | None, provider: str | None
+) -> Any:
     from .selection import checked_provider
 
-    profile = profile or current_profile()
     chosen = checked_provider(op, args, profile, provider or current_provider())
     if sanitizing():
         refusals = op.contract.broken_values(args, profile)

@@ -35,8 +35,12 @@ def _kernel(op: Operator[Any], *args: Any, **kwargs: Any) -> Any:
 
 def _fake(op: Operator[Any], *args: Any, **kwargs: Any) -> Any:
     bound = op.record(*args, **kwargs)
-    first = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-    outputs = tuple(first.new_empty(meta.shape, dtype=meta.dtype) for meta in op.outputs(bound))
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    first = next(tensors, None)
+    device = None if first is None else first.device
+    outputs = tuple(
+        torch.empty(meta.shape, dtype=meta.dtype, device=device) for meta in op.outputs(bound)
+    )
     if not outputs:
         return None
     return outputs[0] if op.returns == "Tensor" else outputs
