@@ -4,10 +4,6 @@ Names load on first use: ``import ascend_hwprofile`` itself reads no data file a
 attrs nor rich nor torch.
 """
 
-from __future__ import annotations
-
-import importlib
-
 # Type checkers know this name; importing it from typing would cost as much as starting Python.
 TYPE_CHECKING = False
 
@@ -92,6 +88,8 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ascend_hwprofile import catalog
 
@@ -51,14 +51,14 @@ def _schema_problems(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _source_ids(value: Any) -> Iterator[str]:
-    # TOML gives nothing but dict, list and plain values.
-    below: list[Any] = value if type(value) is list else []
-    if type(value) is dict:
-        if "source" in value:
-            yield value["source"]
-        below = [*value.values()]
-    for item in below:
-        yield from _source_ids(item)
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        if "source" in table:
+            yield table["source"]
+        value = list(table.values())
+    if isinstance(value, list):
+        for item in cast("list[object]", value):
+            yield from _source_ids(item)
 
 
 def _source_problems(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -34,8 +34,7 @@ def of_operator(support: OperatorSupport) -> Document:
 
 def peak_rates(profile: HardwareProfile) -> dict[str, float | None]:
     """Return dtype -> peak rate in 10^12 operations per second."""
-    rates = {dtype: profile.peak_tflops(dtype) for dtype in sorted(profile.dtypes)}
-    return {dtype: None if rate is None else round(rate, 3) for dtype, rate in rates.items()}
+    return {dtype: profile.peak_tflops(dtype) for dtype in sorted(profile.dtypes)}
 
 
 def of_profile(profile: HardwareProfile) -> Document:

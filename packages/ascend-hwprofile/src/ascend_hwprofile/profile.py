@@ -120,7 +120,7 @@ class HardwareProfile:
         if self.cube_cores is None or self.clock_mhz is None or support.cube_k is None:
             return None
         per_cycle = self.cube_cores * _CUBE_M * _CUBE_N * support.cube_k * _MULTIPLY_ADD
-        return per_cycle * self.clock_mhz * 1e6 / 1e12
+        return per_cycle * self.clock_mhz / 1e6
 
     def _lacks(self, capability: Capability) -> bool:
         # Only reached when the set does not hold the value: tell a missing ability from a typo.
