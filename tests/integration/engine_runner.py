@@ -1,9 +1,10 @@
 """One vLLM engine in a process of its own: `engine_runner.py JOB_FILE RESULT_FILE`.
 
-The job is JSON: `engine` (arguments of `vllm.LLM`), `runs` (list of `name`, `prompts` as token
-ids, `max_tokens`, optional `one_by_one` and `fault`). A fault breaks the attention backend
-for that run on purpose: see `FAULTS`. The result is JSON as well: tokens and cached tokens per
-run, metrics of speculation, the platform, and how often our backend computed.
+The job is JSON: `engine` (arguments of `vllm.LLM`), `simulated` (whether our backend is there to
+be watched) and `runs` (list of `name`, `prompts` as token ids, `max_tokens`, optional
+`one_by_one` and `fault`). A fault breaks something on purpose for that run: see `FAULTS`. The
+result is JSON: tokens, cached tokens and calls of our backend per run, vLLM's metrics of
+speculation, the platform, and the attention backends of the layers that vLLM built.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-CALLS = {"forward": 0, "write_kv": 0}
+CALLS: Counter[str] = Counter()
 
 
-def count_calls() -> None:
-    """Count what our standard backend computes."""
-    from ascend_attn_backends import AscendAttentionBackendImpl as Impl
+def watch_backend() -> None:
+    """Count what our standard backend computes, layer by layer."""
+    from ascend_attn_backends import AscendAttentionBackendImpl
 
-    for name in CALLS:
-        _count(Impl, name)
+    for name in ("forward", "write_kv"):
+        _count(AscendAttentionBackendImpl, name)
 
 
 def _count(cls: type, name: str) -> None:
@@ -36,50 +38,80 @@ def _count(cls: type, name: str) -> None:
     setattr(cls, name, counted)
 
 
-@contextlib.contextmanager
-def fault(name: str | None) -> Iterator[None]:
-    """Break the standard backend while the context lasts."""
-    if name is None:
-        yield
-        return
-    from ascend_attn_backends import AscendAttentionBackendImpl as Impl
+def _replace_forward(make: Callable[[Any], Any]) -> Callable[[], None]:
+    from ascend_attn_backends import AscendAttentionBackendImpl
 
-    original = Impl.forward
-    Impl.forward = FAULTS[name](original)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Impl.forward = original  # type: ignore[method-assign]
+    original = AscendAttentionBackendImpl.forward
+    AscendAttentionBackendImpl.forward = make(original)  # type: ignore[method-assign]
+    return lambda: setattr(AscendAttentionBackendImpl, "forward", original)
 
 
-def window_one_too_long(original: Any) -> Any:
+def window_one_too_long() -> Callable[[], None]:
     """Every token sees one key more than its sliding window allows."""
+    from ascend_attn_backends import AscendAttentionBackendImpl
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        window = self.sliding_window
-        self.sliding_window = window + 1
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            self.sliding_window = window
+    def make(original: Any) -> Any:
+        def forward(self: Any, *args: Any) -> Any:
+            wider = AscendAttentionBackendImpl(
+                self.num_heads,
+                self.head_size,
+                self.scale,
+                self.num_kv_heads,
+                self.sliding_window + 1,
+            )
+            return original(wider, *args)
 
-    return forward
+        return forward
+
+    return _replace_forward(make)
 
 
-def no_causal_mask(original: Any) -> Any:
+def no_causal_mask() -> Callable[[], None]:
     """Tokens of a prompt see the tokens after them."""
     import attrs
 
-    def forward(
-        self: Any, query: Any, key_cache: Any, value_cache: Any, metadata: Any, output: Any
-    ) -> Any:
-        broken = attrs.evolve(metadata, causal=False)
-        return original(self, query, key_cache, value_cache, broken, output)
+    def make(original: Any) -> Any:
+        def forward(self: Any, query: Any, keys: Any, values: Any, metadata: Any, out: Any) -> Any:
+            launches = [attrs.evolve(launch, causal=False) for launch in metadata.launches]
+            broken = attrs.evolve(metadata, launches=tuple(launches))
+            return original(self, query, keys, values, broken, out)
 
-    return forward
+        return forward
+
+    return _replace_forward(make)
 
 
-FAULTS = {"window_one_too_long": window_one_too_long, "no_causal_mask": no_causal_mask}
+def accept_every_draft() -> Callable[[], None]:
+    """Verification takes every draft, whatever the target says."""
+    from vllm.v1.sample import rejection_sampler
+
+    from ascend_vllm_plugin.patches.kernel_dispatchers import LaunchableFunction
+
+    dispatcher: Any = rejection_sampler._rejection_greedy_sample
+    original = dispatcher.kernel
+
+    def accept(**arguments: Any) -> None:
+        arguments["target_argmax"] = arguments["draft_token_ids"]
+        original.func(**arguments)
+
+    # The dispatcher binds by the parameter names of the kernel that it has launched before.
+    dispatcher.kernel = LaunchableFunction(accept)
+    return lambda: setattr(dispatcher, "kernel", original)
+
+
+FAULTS = {
+    fault.__name__: fault for fault in (window_one_too_long, no_causal_mask, accept_every_draft)
+}
+
+
+@contextlib.contextmanager
+def broken(fault: str | None) -> Iterator[None]:
+    """Have the fault while the context lasts."""
+    repair = FAULTS[fault]() if fault else lambda: None
+    try:
+        yield
+    finally:
+        repair()
 
 
 def generate(llm: Any, run: dict[str, Any]) -> dict[str, Any]:
@@ -92,40 +124,53 @@ def generate(llm: Any, run: dict[str, Any]) -> dict[str, Any]:
     prompts = [{"prompt_token_ids": prompt} for prompt in run["prompts"]]
     groups = [[prompt] for prompt in prompts] if run.get("one_by_one") else [prompts]
     outputs: list[Any] = []
-    with fault(run.get("fault")):
+    CALLS.clear()
+    with broken(run.get("fault")):
         for group in groups:
             outputs += llm.generate(group, params, use_tqdm=False)
     return {
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "cached": [output.num_cached_tokens for output in outputs],
+        "calls": dict(CALLS),
     }
 
 
 def speculation_metrics(llm: Any) -> dict[str, Any]:
     """vLLM's own counters of speculative decoding."""
-    found = {}
-    for metric in llm.get_metrics():
-        if "spec_decode" in metric.name:
-            found[metric.name.removeprefix("vllm:spec_decode_")] = getattr(
-                metric, "value", getattr(metric, "values", None)
-            )
-    return found
+    return {
+        metric.name.removeprefix("vllm:spec_decode_"): getattr(
+            metric, "value", getattr(metric, "values", None)
+        )
+        for metric in llm.get_metrics()
+        if "spec_decode" in metric.name
+    }
+
+
+def layer_backends(model: Any) -> dict[str, int]:
+    """How many layers of the model each attention backend has."""
+    classes = [m.attn_backend for m in model.modules() if hasattr(m, "attn_backend")]
+    return dict(Counter(f"{cls.__module__}.{cls.__qualname__}" for cls in classes))
 
 
 def main(job_file: str, result_file: str) -> None:
     """Run the job and write its result."""
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    if job["count_calls"]:
-        count_calls()
+    if job["simulated"]:
+        watch_backend()
     from vllm import LLM
     from vllm.platforms import current_platform
 
     llm = LLM(**job["engine"])
+    runs = {}
+    for run in job["runs"]:
+        before = speculation_metrics(llm)
+        runs[run["name"]] = generate(llm, run)
+        after = speculation_metrics(llm)
+        runs[run["name"]]["speculation"] = {"before": before, "after": after}
     result = {
-        "runs": {run["name"]: generate(llm, run) for run in job["runs"]},
+        "runs": runs,
         "platform": f"{type(current_platform).__module__}.{type(current_platform).__qualname__}",
-        "speculation": speculation_metrics(llm),
-        "calls": CALLS,
+        "layers": llm.apply_model(layer_backends)[0],
     }
     Path(result_file).write_text(json.dumps(result), encoding="utf-8")
 

@@ -36,7 +36,7 @@ NOTES = (
 
 QUESTION = "Question: What is the capital of France, and which river runs through it?\nAnswer:"
 
-SHARED_PREFIX = " ".join(NOTES[:2])
+SHARED_PREFIX = " ".join(NOTES[2:])
 ENDINGS = (
     " In short, the harbour",
     " What the children thought of all this was",

@@ -66,7 +66,8 @@ def require_supported_vllm() -> str:
 def require_cpu_kernels() -> None:
     """Check that this vLLM was built with its CPU kernels.
 
-    The build without kernels that NPU machines use misses them, and so does a CUDA build.
+    The build without kernels that NPU machines use misses them, and so does a CUDA build. The
+    platform's `import_kernels` comes first.
 
     Raises:
         SimulationUnavailableError: they are missing.
@@ -80,6 +81,14 @@ def require_cpu_kernels() -> None:
         )
 
 
+def current_platform_path() -> str:
+    """Class path of the platform that vLLM runs on."""
+    from vllm.platforms import current_platform
+
+    cls = type(current_platform)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def require_platform(expected: str) -> None:
     """Check that vLLM took the platform that `register()` offered.
 
@@ -89,10 +98,7 @@ def require_platform(expected: str) -> None:
     Raises:
         SimulationUnavailableError: vLLM runs another platform.
     """
-    from vllm.platforms import current_platform
-
-    cls = type(current_platform)
-    found = f"{cls.__module__}.{cls.__qualname__}"
+    found = current_platform_path()
     if found != expected:
         raise SimulationUnavailableError(
             f"vLLM took the platform {found}",

@@ -18,6 +18,7 @@ from ascend_vllm_plugin.errors import EnvironmentVariableError
 
 SIMULATE = "ASCEND_VLLM_SIMULATE"
 ROUTING_FILE = "ASCEND_VLLM_ROUTING_FILE"
+PROFILE = "ASCEND_HWPROFILE"
 DEFAULT_FAMILY = "A5"
 
 
@@ -40,6 +41,16 @@ def simulated_profile() -> HardwareProfile:
         ascend_hwprofile.HwProfileError: the variable names no supported SoC or family.
     """
     return profile_from_environment() or profile_for(DEFAULT_FAMILY)
+
+
+def pin_profile() -> None:
+    """Name the default profile in the environment where the user named none.
+
+    The operators then judge calls for the profile that the backends were selected for, in this
+    process and in the workers that it starts.
+    """
+    if not os.environ.get(PROFILE):
+        os.environ[PROFILE] = DEFAULT_FAMILY
 
 
 def routing_file() -> Path | None:

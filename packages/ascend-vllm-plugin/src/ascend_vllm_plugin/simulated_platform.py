@@ -8,6 +8,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum
 
 from ascend_vllm_plugin import compat, selection
+from ascend_vllm_plugin.environment import pin_profile
 from ascend_vllm_plugin.options import options_from
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class SimulatedAscendPlatform(CpuPlatform):
             OptionError: our part of `--additional-config` is wrong.
             SimulationUnavailableError: vLLM was built without its CPU kernels.
         """
+        cls.import_kernels()
         compat.require_cpu_kernels()
+        pin_profile()
         options_from(vllm_config.additional_config)
         if vllm_config.parallel_config.worker_cls == compat.AUTO_WORKER:
             vllm_config.parallel_config.worker_cls = WORKER

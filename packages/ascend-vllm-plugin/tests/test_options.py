@@ -1,0 +1,29 @@
+import pytest
+from ascend_vllm_plugin import OptionError, Options
+from ascend_vllm_plugin.options import options_from
+
+
+@pytest.mark.parametrize("given", [{}, {"ascend": {}}, {"other": {"x": 1}}, None, object()])
+def test_defaults(given):
+    assert options_from(given) == Options(ngram_min=2, ngram_max=4)
+
+
+def test_values():
+    assert options_from({"ascend": {"ngram_min": 3, "ngram_max": 5}}) == Options(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ascend": 3}, "option ascend of --additional-config is 3: allowed is a mapping"),
+        ({"ascend": {"ngrams": 1}}, "option ascend.ngrams of --additional-config is 1"),
+        ({"ascend": {"ngram_min": 0}}, "is 0: allowed is a whole number of at least 1"),
+        ({"ascend": {"ngram_max": "4"}}, "is '4': allowed is a whole number of at least 1"),
+        ({"ascend": {"ngram_max": True}}, "is True: allowed is a whole number of at least 1"),
+        ({"ascend": {"ngram_min": 5}}, "ascend.ngram_min of --additional-config is 5"),
+    ],
+)
+def test_wrong_options_are_named(given, message):
+    with pytest.raises(OptionError) as raised:
+        options_from(given)
+    assert message in str(raised.value)

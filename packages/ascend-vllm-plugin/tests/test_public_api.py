@@ -1,0 +1,24 @@
+import ascend_vllm_plugin
+
+
+def test_exported_names():
+    assert ascend_vllm_plugin.__all__ == [
+        "SUPPORTED_VLLM",
+        "EnvironmentVariableError",
+        "LayerRefusedError",
+        "NgramProposer",
+        "OptionError",
+        "Options",
+        "PluginError",
+        "RoutingFileError",
+        "RoutingRow",
+        "RoutingTable",
+        "SimulationUnavailableError",
+        "UnsupportedVllmError",
+        "installed_vllm",
+        "read_routing",
+        "register",
+        "register_general",
+    ]
+    for name in ascend_vllm_plugin.__all__:
+        assert hasattr(ascend_vllm_plugin, name)

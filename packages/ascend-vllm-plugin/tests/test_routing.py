@@ -1,0 +1,99 @@
+"""The routing table: written, read back, shown."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ascend_attn_backends import Verdict
+from ascend_attn_ops import Refusal
+from ascend_vllm_plugin import RoutingFileError, RoutingRow, RoutingTable, read_routing
+from ascend_vllm_plugin.cli import main
+
+REFUSAL = Refusal("mla.use_mla", "use_mla", "False", "True", "a table", 561002)
+TABLE = RoutingTable(
+    mode="simulated",
+    profile="Ascend950",
+    vllm="0.30.0",
+    model="some/model",
+    speculation={"method": "custom_class", "tokens": 4},
+    rows=(
+        RoutingRow(
+            kind="target, full attention",
+            layers=("a.0", "a.1"),
+            backend="standard",
+            backend_class="x.Y",
+            chosen_by="selection",
+            request={"head_size": 64, "sliding_window": None},
+            verdicts=(Verdict("standard", ()), Verdict("mla", (REFUSAL,))),
+        ),
+    ),
+)
+
+
+def test_a_table_survives_its_file(tmp_path):
+    TABLE.write(tmp_path / "routing.json")
+    assert read_routing(tmp_path / "routing.json") == TABLE
+    assert [path.name for path in tmp_path.iterdir()] == ["routing.json"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    (tmp_path / "routing.json").mkdir()
+    with pytest.raises(OSError, match=r"routing\.json"):
+        TABLE.write(tmp_path / "routing.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["routing.json"]
+
+
+def test_text():
+    assert TABLE.render().splitlines() == [
+        "Ascend attention routing (simulated Ascend950, vLLM 0.30.0)",
+        "model: some/model",
+        "speculation: method custom_class, tokens 4",
+        "target, full attention: 2 layers -> standard (x.Y), chosen by selection",
+        "  standard: takes it",
+        "  mla: refused, use_mla: found False; allowed: True [mla.use_mla, CANN 561002; a table]",
+    ]
+
+
+def data(**changes):
+    return {**json.loads(TABLE.to_json()), **changes}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "Expecting"),
+        ("[]", "a field is missing or wrong"),
+        ("{}", "its format is None, this version reads 1"),
+        (json.dumps(data(format=2)), "its format is 2, this version reads 1"),
+        (json.dumps(data(rows=[{}])), "a field is missing or wrong"),
+        (json.dumps(data(further=1)), "a field is missing or wrong"),
+        (b"\xff\xfe", "decode"),
+    ],
+)
+def test_other_files_are_refused(content, reason, tmp_path, capsys):
+    path = tmp_path / "file.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RoutingFileError) as raised:
+        read_routing(path)
+    assert str(path) in str(raised.value)
+    assert reason in str(raised.value)
+    assert main(["routing", str(path)]) == 2
+    assert capsys.readouterr().err == f"ascend-vllm: {raised.value}\n"
+
+
+def test_a_missing_file_is_named(tmp_path, capsys):
+    assert main(["routing", str(tmp_path / "none.json")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_the_module_prints_a_table(tmp_path):
+    TABLE.write(tmp_path / "routing.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "ascend_vllm_plugin", "routing", str(tmp_path / "routing.json")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == TABLE.render() + "\n"

@@ -1,0 +1,195 @@
+"""A real model through the standard backend: the same greedy tokens as two others give.
+
+The others are vLLM's own CPU_ATTN backend, in a vLLM without simulate mode, and HF transformers.
+Every engine runs once; the tests look at what it left.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import prompts
+import pytest
+from engines import Outcome, hf_argmax, run_engine
+
+from ascend_vllm_plugin import read_routing
+
+NUM_LAYERS = 30
+NUM_TOKENS = 64
+TOKEN_BUDGET = 64
+RUNS = ("short", "batch", "shared_prefix", "rewrite")
+MIN_MARGIN = 5e-4
+"""Least distance of HF's best logit from the second one. Float32 implementations differ by less
+than 1e-4 here, so that equal tokens are no matter of luck on any machine."""
+
+
+def runs_of(model: Path, *names: str) -> list[dict[str, Any]]:
+    """Runs of the prompts with these names."""
+    return [
+        {
+            "name": name,
+            "prompts": getattr(prompts, name)(model),
+            "max_tokens": NUM_TOKENS,
+            "one_by_one": name == "shared_prefix",
+        }
+        for name in names
+    ]
+
+
+@pytest.fixture(scope="module")
+def cpu_attn(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """vLLM as it is, without our platform."""
+    folder = tmp_path_factory.mktemp("cpu_attn")
+    return run_engine(smollm2, runs_of(smollm2, *RUNS), folder, simulate=False)
+
+
+@pytest.fixture(scope="module")
+def simulated(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Our backend with prefix caching, and a run with a broken mask at the end."""
+    control = {**runs_of(smollm2, "short")[0], "name": "no_mask", "fault": "no_causal_mask"}
+    return run_engine(
+        smollm2,
+        [*runs_of(smollm2, *RUNS), control],
+        tmp_path_factory.mktemp("simulated"),
+        enable_prefix_caching=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def chunked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Our backend with chunked prefill."""
+    return run_engine(
+        smollm2,
+        runs_of(smollm2, "short", "batch"),
+        tmp_path_factory.mktemp("chunked"),
+        enable_chunked_prefill=True,
+        max_num_batched_tokens=TOKEN_BUDGET,
+    )
+
+
+@pytest.fixture(scope="module")
+def speculative(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Our backend and our n-gram drafter, and a run that accepts every draft at the end."""
+    control = {**runs_of(smollm2, "rewrite")[0], "name": "no_check", "fault": "accept_every_draft"}
+    return run_engine(
+        smollm2,
+        [*runs_of(smollm2, "batch", "rewrite"), control],
+        tmp_path_factory.mktemp("speculative"),
+        speculative_config={
+            "method": "custom_class",
+            "model": "ascend_vllm_plugin.NgramProposer",
+            "num_speculative_tokens": 4,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def hf(
+    smollm2: Path, simulated: Outcome, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """What HF says to each output of the simulated engine, by run."""
+    names = [
+        (run["name"], prompt, output)
+        for run in runs_of(smollm2, *RUNS)
+        for prompt, output in zip(run["prompts"], simulated.tokens(run["name"]), strict=True)
+    ]
+    cases = [{"prompt": prompt, "output": output} for _, prompt, output in names]
+    said = hf_argmax(smollm2, cases, tmp_path_factory.mktemp("hf"))
+    return {
+        run: [row for (name, _, _), row in zip(names, said, strict=True) if name == run]
+        for run in RUNS
+    }
+
+
+def test_the_reference_is_cpu_attn_in_a_vllm_without_our_platform(cpu_attn: Outcome) -> None:
+    assert cpu_attn.result["platform"] == "vllm.platforms.cpu.CpuPlatform"
+    assert cpu_attn.result["layers"] == {
+        "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend": NUM_LAYERS
+    }
+
+
+def test_our_backend_computes_every_layer_of_every_step(simulated: Outcome) -> None:
+    assert simulated.result["layers"] == {
+        "ascend_vllm_plugin.adapters.standard.StandardBackend": NUM_LAYERS
+    }
+    calls = simulated.result["runs"]["batch"]["calls"]
+    # 891 prompt tokens fit into one step, which gives the first of the tokens.
+    assert calls == {"forward": NUM_LAYERS * NUM_TOKENS, "write_kv": NUM_LAYERS * NUM_TOKENS}
+
+
+def test_the_routing_table_names_every_layer(simulated: Outcome) -> None:
+    table = read_routing(simulated.folder / "routing.json")
+    (row,) = table.rows
+    assert (row.kind, row.backend, row.chosen_by) == (
+        "target, full attention",
+        "standard",
+        "selection",
+    )
+    assert row.layers == tuple(
+        f"model.layers.{layer}.self_attn.attn" for layer in range(NUM_LAYERS)
+    )
+    assert row.request["num_heads"], row.request["num_kv_heads"] == (9, 3)
+    assert "30 layers -> standard" in simulated.log
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_tokens_equal_cpu_attn(run: str, cpu_attn: Outcome, simulated: Outcome) -> None:
+    assert all(len(tokens) == NUM_TOKENS for tokens in simulated.tokens(run))
+    assert simulated.tokens(run) == cpu_attn.tokens(run)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_tokens_equal_hf(run: str, simulated: Outcome, hf: dict[str, list[dict[str, Any]]]) -> None:
+    assert [row["tokens"] for row in hf[run]] == simulated.tokens(run)
+    assert min(min(row["margins"]) for row in hf[run]) > MIN_MARGIN
+
+
+def test_a_broken_mask_gives_other_tokens(cpu_attn: Outcome, simulated: Outcome) -> None:
+    assert simulated.tokens("no_mask") != cpu_attn.tokens("short")
+
+
+def test_prefix_caching_reuses_the_blocks_of_the_shared_prefix(simulated: Outcome) -> None:
+    first, *others = simulated.result["runs"]["shared_prefix"]["cached"]
+    assert first == 0
+    assert others == [128] * len(others)
+
+
+def test_chunked_prefill_gives_the_same_tokens(cpu_attn: Outcome, chunked: Outcome) -> None:
+    assert chunked.tokens("batch") == cpu_attn.tokens("batch")
+    assert chunked.tokens("short") == cpu_attn.tokens("short")
+
+
+def test_chunked_prefill_takes_the_steps_of_its_budget(chunked: Outcome) -> None:
+    least = sum(prompts.BATCH_LENGTHS) // TOKEN_BUDGET + NUM_TOKENS
+    assert chunked.steps("batch", NUM_LAYERS) >= least
+
+
+@pytest.mark.parametrize("run", ["batch", "rewrite"])
+def test_speculation_gives_the_same_tokens(
+    run: str, cpu_attn: Outcome, simulated: Outcome, speculative: Outcome
+) -> None:
+    assert speculative.tokens(run) == simulated.tokens(run)
+    assert speculative.tokens(run) == cpu_attn.tokens(run)
+
+
+def test_speculation_accepts_drafts_and_saves_steps(speculative: Outcome) -> None:
+    counters = speculative.result["runs"]["rewrite"]["speculation"]
+    accepted = counters["after"]["num_accepted_tokens"] - counters["before"]["num_accepted_tokens"]
+    assert accepted > 0
+    assert speculative.steps("rewrite", NUM_LAYERS) < NUM_TOKENS
+
+
+def test_a_verification_that_accepts_everything_gives_other_tokens(
+    simulated: Outcome, speculative: Outcome
+) -> None:
+    assert speculative.tokens("no_check") != simulated.tokens("rewrite")
+
+
+def test_the_routing_table_names_the_drafter(speculative: Outcome) -> None:
+    table = read_routing(speculative.folder / "routing.json")
+    assert table.speculation == {
+        "method": "custom_class",
+        "drafter": "ascend_vllm_plugin.NgramProposer",
+        "tokens": 4,
+    }
