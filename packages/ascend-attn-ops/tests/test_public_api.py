@@ -11,8 +11,12 @@ RECORDS_AND_FUNCTIONS = {
     "operator_named", "sanitize", "select", "use_profile", "use_provider",
 }  # fmt: skip
 OPERATORS = {
+    "attention_update": "AttentionUpdateArguments",
     "flash_attn_metadata": "FlashAttnMetadataArguments",
     "fused_infer_attention_score": "FusedInferAttentionScoreArguments",
+    "gather_pa_kv_cache": "GatherPaKvCacheArguments",
+    "lightning_indexer": "LightningIndexerArguments",
+    "reshape_and_cache": "ReshapeAndCacheArguments",
     "scatter_pa_kv_cache": "ScatterPaKvCacheArguments",
     "sparse_flash_attention": "SparseFlashAttentionArguments",
 }

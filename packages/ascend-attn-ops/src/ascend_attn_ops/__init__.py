@@ -4,10 +4,18 @@ from .arguments import from_data
 from .context import current_profile, current_provider, sanitize, use_profile, use_provider
 from .contract import Contract, Finding, Rule, RuleContext, Scope, Stage
 from .operator import NpuCall, Operator, Provider, Sample, TensorMeta, Tolerance
+from .operators.attention_update import attention_update
+from .operators.attention_update.arguments import AttentionUpdateArguments
 from .operators.flash_attn_metadata import flash_attn_metadata
 from .operators.flash_attn_metadata.arguments import FlashAttnMetadataArguments
 from .operators.fused_infer_attention_score import fused_infer_attention_score
 from .operators.fused_infer_attention_score.arguments import FusedInferAttentionScoreArguments
+from .operators.gather_pa_kv_cache import gather_pa_kv_cache
+from .operators.gather_pa_kv_cache.arguments import GatherPaKvCacheArguments
+from .operators.lightning_indexer import lightning_indexer
+from .operators.lightning_indexer.arguments import LightningIndexerArguments
+from .operators.reshape_and_cache import reshape_and_cache
+from .operators.reshape_and_cache.arguments import ReshapeAndCacheArguments
 from .operators.scatter_pa_kv_cache import scatter_pa_kv_cache
 from .operators.scatter_pa_kv_cache.arguments import ScatterPaKvCacheArguments
 from .operators.sparse_flash_attention import sparse_flash_attention
@@ -29,11 +37,14 @@ from .selection import Explanation, check, explain, select
 __all__ = [
     "ArgumentFormatError",
     "AttentionOperatorError",
+    "AttentionUpdateArguments",
     "Contract",
     "Explanation",
     "Finding",
     "FlashAttnMetadataArguments",
     "FusedInferAttentionScoreArguments",
+    "GatherPaKvCacheArguments",
+    "LightningIndexerArguments",
     "NoProviderError",
     "NpuCall",
     "OpArgumentError",
@@ -42,6 +53,7 @@ __all__ = [
     "Provider",
     "ProviderUnavailableError",
     "Refusal",
+    "ReshapeAndCacheArguments",
     "Rule",
     "RuleContext",
     "Sample",
@@ -54,6 +66,7 @@ __all__ = [
     "Tolerance",
     "UnknownOperatorError",
     "all_operators",
+    "attention_update",
     "check",
     "current_profile",
     "current_provider",
@@ -61,8 +74,11 @@ __all__ = [
     "flash_attn_metadata",
     "from_data",
     "fused_infer_attention_score",
+    "gather_pa_kv_cache",
+    "lightning_indexer",
     "merge_partials",
     "operator_named",
+    "reshape_and_cache",
     "sanitize",
     "scatter_pa_kv_cache",
     "select",

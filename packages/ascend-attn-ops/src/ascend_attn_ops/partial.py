@@ -43,11 +43,18 @@ class PartialAttention:
     ) -> PartialAttention:
         """From an operator that reports softmax maximum and sum (sparse_flash_attention).
 
+        KN key heads with N/KN query heads each stand in front of the tokens in the operator's
+        statistics; rows of a batched query are flattened to T = B * S.
+
         Args:
-            out: (T, N, D).
-            maximum: (1, T, N) float32; meaningless where the sum is 0.
-            total: (1, T, N) float32; 0 marks a row without keys.
+            out: (T, N, D), or (B, S, N, D).
+            maximum: (KN, T, N/KN), or (B, KN, S, N/KN), float32; meaningless where the sum is 0.
+            total: Like maximum; 0 marks a row without keys.
+
+        A sink is part of the sum: merging shards that each contain it would count it repeatedly.
         """
+        maximum, total = (part.movedim(-3, -2) for part in (maximum, total))
+        out = out.reshape(-1, *out.shape[-2:])
         maximum, total = (part.reshape(out.shape[:2]).float() for part in (maximum, total))
         empty = total == 0
         lse = (maximum + total.log()).masked_fill(empty, float("-inf"))
