@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import arguments as records
 from .operator import Operator, run
 from .refusals import UnknownOperatorError
 
@@ -30,7 +31,20 @@ def register(op: Operator[Any]) -> Operator[Any]:
 
 
 def _kernel(op: Operator[Any], *args: Any, **kwargs: Any) -> Any:
-    return run(op, op.record(*args, **kwargs))
+    bound = op.record(*args, **kwargs)
+    return _without_aliases(run(op, bound), bound)
+
+
+def _without_aliases(outputs: Any, args: Any) -> Any:
+    """Outputs, with a copy of each that is an input.
+
+    torch cannot functionalise a custom operator that returns an input. Some CANN operators return
+    the caches that they have updated in place; only their torch form copies them.
+    """
+    if not isinstance(outputs, tuple):
+        return outputs
+    inputs = {id(tensor) for tensor in records.tensors_of(args)}
+    return tuple(tensor.clone() if id(tensor) in inputs else tensor for tensor in outputs)
 
 
 def _fake(op: Operator[Any], *args: Any, **kwargs: Any) -> Any:
