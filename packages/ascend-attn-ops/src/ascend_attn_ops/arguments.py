@@ -49,9 +49,16 @@ def int_list(**kwargs: Any) -> Any:
     return attrs.field(converter=_as_tuple, **kwargs)
 
 
-tensor_list = int_list
+def tensor_list(**kwargs: Any) -> Any:
+    """Field of a list of tensors; any sequence is taken, a tuple is kept."""
+    return attrs.field(converter=_as_tuple, **kwargs)
 
 
+@typing.dataclass_transform(
+    frozen_default=True,
+    eq_default=False,
+    field_specifiers=(attrs.field, mutated, int_list, tensor_list),
+)
 def arguments_record(cls: type[T]) -> type[T]:
     """Class decorator: a frozen record compared by identity (tensors have no truth value)."""
     return attrs.frozen(eq=False, slots=True)(cls)
