@@ -11,9 +11,13 @@ VOCABULARY = 512
 LENGTHS = (20, 47, 130)
 
 
-def random_prompts(seed: int = 0) -> list[list[int]]:
-    """Prompts of `LENGTHS` tokens: inside the window, beyond it, and beyond a block of 128."""
-    generator = random.Random(seed)
+def random_prompts() -> list[list[int]]:
+    """Prompts of `LENGTHS` tokens: inside the window, beyond it, and beyond a block of 128.
+
+    With this seed the best logit is never closer than 0.007 to the second; with others it can be
+    3e-5, and then rounding decides.
+    """
+    generator = random.Random(2)
     return [[generator.randrange(3, VOCABULARY) for _ in range(length)] for length in LENGTHS]
 
 

@@ -55,6 +55,7 @@ def expand(
     cu_num_tokens: torch.Tensor,
     replace_from: int,
     replace_to: int,
+    MAX_NUM_TOKENS: int,
 ) -> None:
     """Repeat each request's value for each of its tokens, in place.
 
@@ -64,6 +65,7 @@ def expand(
         cu_num_tokens: [batch_size], cumulative number of tokens.
         replace_from: value to be replaced.
         replace_to: what takes its place.
+        MAX_NUM_TOKENS: width of the Triton kernel's tile; the dispatcher always passes it.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(input == replace_from, torch.full_like(input, replace_to), input)

@@ -1,0 +1,236 @@
+"""The adapter of the standard backend: translation, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.attention.selector import AttentionSelectorConfig
+
+from ascend_attn_backends import AscendAttentionMetadataBuilder, NoBackendError
+from ascend_vllm_plugin import LayerRefusedError, selection
+from ascend_vllm_plugin.adapters.batch import attention_batch
+from ascend_vllm_plugin.adapters.standard import StandardBackend, StandardImpl
+
+
+def common(device: str = "cpu", **changes: Any) -> CommonAttentionMetadata:
+    """Requests with 2 of 5 and 1 of 130 tokens in blocks of 128."""
+    starts = torch.tensor([0, 2, 3], dtype=torch.int32)
+    lens = torch.tensor([5, 130], dtype=torch.int32)
+    table = torch.tensor([[4, 0], [7, 2]], dtype=torch.int32)
+    slots = torch.tensor([4 * 128 + 3, 4 * 128 + 4, 2 * 128 + 1])
+    fields: dict[str, Any] = {
+        "query_start_loc": starts.to(device),
+        "query_start_loc_cpu": starts,
+        "seq_lens": lens.to(device),
+        "seq_lens_cpu_upper_bound": lens,
+        "num_reqs": 2,
+        "num_actual_tokens": 3,
+        "max_query_len": 2,
+        "max_seq_len": 130,
+        "block_table_tensor": table.to(device),
+        "slot_mapping": slots.to(device),
+    }
+    return CommonAttentionMetadata(**{**fields, **changes})
+
+
+@pytest.fixture
+def current_config() -> Iterator[VllmConfig]:
+    """What vLLM knows while it builds a model."""
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        yield config
+
+
+def test_batch_holds_what_vllm_said() -> None:
+    batch = attention_batch(common(), drafts_in_flight=False)
+    batch.validate(block_size=128, num_blocks=8)
+    assert batch.query_start_loc.tolist() == [0, 2, 3]
+    assert batch.host_seq_lens().tolist() == [5, 130]
+    assert batch.block_table.tolist() == [[4, 0], [7, 2]]
+    assert batch.slot_mapping.tolist() == [515, 516, 257]
+    assert (batch.num_reqs, batch.num_tokens, batch.max_query_len) == (2, 3, 2)
+
+
+def test_batch_leaves_out_what_is_beyond_the_counts() -> None:
+    padded = common()
+    padded.slot_mapping = torch.cat([padded.slot_mapping, torch.full((5,), -1)])
+    padded.block_table_tensor = torch.cat([padded.block_table_tensor, torch.zeros(2, 2).int()])
+    batch = attention_batch(padded, drafts_in_flight=False)
+    assert batch.slot_mapping.shape == (3,)
+    assert batch.block_table.shape == (2, 2)
+
+
+def test_metadata_reads_nothing_from_a_device() -> None:
+    """Tensors on `meta` have no values: reading one raises."""
+    batch = attention_batch(common("meta"), drafts_in_flight=False)
+    built = AscendAttentionMetadataBuilder(block_size=128).build(batch)
+    (launch,) = built.launches
+    assert launch.seq_lens == (5, 130)
+    assert launch.query_lens_cumulative == (2, 3)
+
+
+def test_lengths_that_only_the_device_knows_are_not_guessed() -> None:
+    batch = attention_batch(common("meta"), drafts_in_flight=True)
+    assert batch.seq_lens_cpu is None
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        AscendAttentionMetadataBuilder(block_size=128).build(batch)
+
+
+def layer(**changes: Any) -> StandardImpl:
+    arguments = {"num_heads": 4, "head_size": 64, "scale": 0.125, "num_kv_heads": 2, **changes}
+    return StandardImpl(**arguments)
+
+
+@pytest.mark.usefixtures("current_config")
+def test_layer_writes_and_reads_vllms_cache() -> None:
+    """Against attention over the same keys and values, computed here in float64."""
+    torch.manual_seed(0)
+    cache = torch.zeros(8, 2, 128, 128)
+    history = torch.randn(2, 5, 2, 64)
+    query, output = torch.randn(2, 4, 64), torch.empty(2, 4, 64)
+    impl = layer()
+    impl.do_kv_cache_update(
+        None, history[0], history[1], cache, torch.tensor([512, 513, 514, 515, 516])
+    )
+    metadata = AscendAttentionMetadataBuilder(block_size=128).build(
+        attention_batch(
+            common(
+                query_start_loc=torch.tensor([0, 2], dtype=torch.int32),
+                query_start_loc_cpu=torch.tensor([0, 2], dtype=torch.int32),
+                seq_lens=torch.tensor([5], dtype=torch.int32),
+                num_reqs=1,
+                num_actual_tokens=2,
+            ),
+            drafts_in_flight=False,
+        )
+    )
+    result = impl.forward(None, query, None, None, cache, metadata, output)
+    assert result is output
+    keys, values = history.double().repeat_interleave(2, dim=2)
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * 0.125
+    scores[:, 0, 4] = float("-inf")
+    expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("current_config")
+def test_layer_without_metadata_is_a_measurement_of_memory() -> None:
+    output = torch.ones(3, 4, 64)
+    layer().forward(None, torch.ones(3, 4, 64), None, None, torch.empty(0), None, output)
+    assert not output.any()
+
+
+@pytest.mark.usefixtures("current_config")
+@pytest.mark.parametrize(
+    ("changes", "parameter"),
+    [
+        ({"alibi_slopes": [0.5] * 4}, "has_alibi"),
+        ({"logits_soft_cap": 30.0}, "logits_soft_cap"),
+        ({"sinks": torch.zeros(4)}, "has_sinks"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"attn_type": "encoder_only"}, "attn_type"),
+        ({"kv_sharing_target_layer_name": "model.layers.0"}, "kv_sharing_target_layer_name"),
+        ({"chunk_lookback": 3}, "chunk_lookback"),
+        ({"head_size": 40}, "query"),
+    ],
+)
+def test_layer_refuses_what_it_does_not_compute(changes: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(LayerRefusedError) as raised:
+        layer(**changes)
+    assert parameter in [refusal.parameter for refusal in raised.value.refusals]
+    assert all(refusal.allowed and refusal.source for refusal in raised.value.refusals)
+
+
+@pytest.mark.usefixtures("current_config")
+def test_layer_refuses_a_quantised_output() -> None:
+    with pytest.raises(LayerRefusedError, match="output_scale"):
+        layer().forward(
+            None,
+            torch.ones(1, 4, 64),
+            None,
+            None,
+            torch.empty(0),
+            None,
+            torch.ones(1, 4, 64),
+            output_scale=torch.ones(1),
+        )
+
+
+def question(**changes: Any) -> AttentionSelectorConfig:
+    fields = {"head_size": 64, "dtype": torch.float32, "kv_cache_dtype": "auto", "block_size": 128}
+    return AttentionSelectorConfig(**{**fields, **changes})
+
+
+def config() -> Any:
+    """The parts of vLLM's configuration that selection reads."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            get_num_attention_heads=lambda parallel: 4,
+            get_num_kv_heads=lambda parallel: 2,
+            get_sliding_window=lambda: None,
+            hf_text_config=SimpleNamespace(sliding_window=32),
+        ),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
+        cache_config=SimpleNamespace(block_size=128),
+    )
+
+
+def test_selection_takes_a_plain_layer() -> None:
+    route = selection.select(question(has_sliding_window=True), config(), None)
+    assert route.class_path == f"{StandardBackend.__module__}.{StandardBackend.__qualname__}"
+    assert route.selection is not None
+    assert route.selection.request.sliding_window == 32
+    assert route.selection.request.role == "target"
+
+
+def test_selection_knows_a_layer_of_a_draft() -> None:
+    from vllm.compilation.backends import set_model_tag
+
+    with set_model_tag("eagle_head"):
+        route = selection.select(question(), config(), None)
+    assert route.selection is not None
+    assert route.selection.request.role == "draft"
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"use_mla": True}, "standard.use_mla"),
+        ({"has_sink": True}, "standard.has_sinks"),
+        ({"use_mm_prefix": True}, "standard.has_multimodal_prefix"),
+        ({"kv_cache_dtype": "fp8"}, "standard.kv_cache_dtype"),
+        ({"attn_type": "encoder"}, "standard.attn_type"),
+        ({"use_kv_connector": True}, "vllm.use_kv_connector"),
+        ({"use_batch_invariant": True}, "vllm.use_batch_invariant"),
+        ({"use_per_head_quant_scales": True}, "vllm.use_per_head_quant_scales"),
+        ({"use_rswa": True}, "vllm.use_rswa"),
+        ({"use_adaptive_verification": True}, "vllm.use_adaptive_verification"),
+    ],
+)
+def test_selection_refuses_with_the_rule(changes: dict[str, Any], rule: str) -> None:
+    with pytest.raises(NoBackendError) as raised:
+        selection.select(question(**changes), config(), None)
+    assert f"[{rule};" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("selected", "expected"),
+    [(None, None), ("CUSTOM", None), ("CPU_ATTN", "CPU_ATTN"), ("CPU_MLA", "CPU_MLA")],
+)
+def test_users_choice(selected: str | None, expected: str | None) -> None:
+    member = None if selected is None else AttentionBackendEnum[selected]
+    assert selection.user_choice(member) == expected
+
+
+def test_users_choice_of_a_backend_that_is_not_here() -> None:
+    with pytest.raises(NoBackendError, match="found FLASH_ATTN; allowed in simulate mode"):
+        selection.user_choice(AttentionBackendEnum.FLASH_ATTN)

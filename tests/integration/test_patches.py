@@ -1,0 +1,57 @@
+"""Each patch to vLLM: still needed, and right where it is applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engines import environment, run_script
+
+from ascend_vllm_plugin.patches.kernel_dispatchers import DISPATCHERS
+
+EXPECTED: dict[str, Any] = {
+    # [5, recovered 9] and [7, bonus 2]: what the target said, up to the first mismatch.
+    "_rejection_greedy_sample": [[5, 9, -1], [7, 2, -1]],
+    "_rejection_random_sample": [[5, 9, -1], [7, 2, -1]],
+    # 0.3 > 0.1 without token 0; 0.3 > 0.2 without token 2; 0.1 * 9 > 0.1 * 2 without token 1.
+    "_sample_recovered_tokens": [1, 1, 0],
+    "_expand": [[0.5, 0.5, 1.0, 1.0, 1.0], [4, 4, -1, -1, -1]],
+    # Slot = block * 4 + offset: position 3 in block 10, position 4 in block 21, none at the end.
+    "_eagle_step_slot_mapping_metadata": [[3, 4, 0], [43, 84, -1, -1, -1], [4, 5, 1]],
+    # The last accepted position is 5: the drafts are at 6, 7 and 8, in blocks 11 and 12.
+    "_copy_and_expand_dflash_inputs": {
+        "out_input_ids_ptr": [77, 99, 99],
+        "out_context_positions_ptr": [4, 5, 6],
+        "out_query_positions_ptr": [6, 7, 8],
+        "out_context_slot_mapping_ptr": [44, 45, 46],
+        "out_query_slot_mapping_ptr": [46, 47, 48],
+        "out_token_indices_ptr": [1, 2],
+    },
+}
+NAMES = [name for _, name in DISPATCHERS]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """vLLM's dispatchers after vLLM's own set-up for CPUs."""
+    folder = tmp_path_factory.mktemp("stock")
+    return dict(run_script("patch_probe.py", {"patch": False}, folder, environment(False))[0])
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same with our patches."""
+    folder = tmp_path_factory.mktemp("patched")
+    return dict(run_script("patch_probe.py", {"patch": True}, folder, environment(False))[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_patch_is_still_needed(name: str, stock: dict[str, Any]) -> None:
+    assert "error" in stock["probes"][name], f"vLLM runs {name} now: drop it from the patch"
+    assert "Cannot inspect kernel parameters" in stock["probes"][name]["error"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_patched_dispatcher_computes(name: str, patched: dict[str, Any]) -> None:
+    assert patched["applied"] == ["kernel_dispatchers"]
+    assert patched["probes"][name] == {"value": EXPECTED[name]}
