@@ -11,12 +11,16 @@ RECORDS_AND_FUNCTIONS = {
     "operator_named", "sanitize", "select", "use_profile", "use_provider",
 }  # fmt: skip
 OPERATORS = {
+    "kv_quant_sparse_flash_attention": "KvQuantSparseFlashAttentionArguments",
+    "quant_lightning_indexer": "QuantLightningIndexerArguments",
     "attention_update": "AttentionUpdateArguments",
+    "flash_attn": "FlashAttnArguments",
     "flash_attn_metadata": "FlashAttnMetadataArguments",
     "fused_infer_attention_score": "FusedInferAttentionScoreArguments",
     "gather_pa_kv_cache": "GatherPaKvCacheArguments",
     "lightning_indexer": "LightningIndexerArguments",
     "reshape_and_cache": "ReshapeAndCacheArguments",
+    "ring_attention_update": "RingAttentionUpdateArguments",
     "scatter_pa_kv_cache": "ScatterPaKvCacheArguments",
     "sparse_flash_attention": "SparseFlashAttentionArguments",
 }

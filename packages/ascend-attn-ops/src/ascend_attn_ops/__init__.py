@@ -6,16 +6,26 @@ from .contract import Contract, Finding, Rule, RuleContext, Scope, Stage
 from .operator import NpuCall, Operator, Provider, Sample, TensorMeta, Tolerance
 from .operators.attention_update import attention_update
 from .operators.attention_update.arguments import AttentionUpdateArguments
+from .operators.flash_attn import flash_attn
+from .operators.flash_attn.arguments import FlashAttnArguments
 from .operators.flash_attn_metadata import flash_attn_metadata
 from .operators.flash_attn_metadata.arguments import FlashAttnMetadataArguments
 from .operators.fused_infer_attention_score import fused_infer_attention_score
 from .operators.fused_infer_attention_score.arguments import FusedInferAttentionScoreArguments
 from .operators.gather_pa_kv_cache import gather_pa_kv_cache
 from .operators.gather_pa_kv_cache.arguments import GatherPaKvCacheArguments
+from .operators.kv_quant_sparse_flash_attention import kv_quant_sparse_flash_attention
+from .operators.kv_quant_sparse_flash_attention.arguments import (
+    KvQuantSparseFlashAttentionArguments,
+)
 from .operators.lightning_indexer import lightning_indexer
 from .operators.lightning_indexer.arguments import LightningIndexerArguments
+from .operators.quant_lightning_indexer import quant_lightning_indexer
+from .operators.quant_lightning_indexer.arguments import QuantLightningIndexerArguments
 from .operators.reshape_and_cache import reshape_and_cache
 from .operators.reshape_and_cache.arguments import ReshapeAndCacheArguments
+from .operators.ring_attention_update import ring_attention_update
+from .operators.ring_attention_update.arguments import RingAttentionUpdateArguments
 from .operators.scatter_pa_kv_cache import scatter_pa_kv_cache
 from .operators.scatter_pa_kv_cache.arguments import ScatterPaKvCacheArguments
 from .operators.sparse_flash_attention import sparse_flash_attention
@@ -41,9 +51,11 @@ __all__ = [
     "Contract",
     "Explanation",
     "Finding",
+    "FlashAttnArguments",
     "FlashAttnMetadataArguments",
     "FusedInferAttentionScoreArguments",
     "GatherPaKvCacheArguments",
+    "KvQuantSparseFlashAttentionArguments",
     "LightningIndexerArguments",
     "NoProviderError",
     "NpuCall",
@@ -52,8 +64,10 @@ __all__ = [
     "PartialAttention",
     "Provider",
     "ProviderUnavailableError",
+    "QuantLightningIndexerArguments",
     "Refusal",
     "ReshapeAndCacheArguments",
+    "RingAttentionUpdateArguments",
     "Rule",
     "RuleContext",
     "Sample",
@@ -71,14 +85,18 @@ __all__ = [
     "current_profile",
     "current_provider",
     "explain",
+    "flash_attn",
     "flash_attn_metadata",
     "from_data",
     "fused_infer_attention_score",
     "gather_pa_kv_cache",
+    "kv_quant_sparse_flash_attention",
     "lightning_indexer",
     "merge_partials",
     "operator_named",
+    "quant_lightning_indexer",
     "reshape_and_cache",
+    "ring_attention_update",
     "sanitize",
     "scatter_pa_kv_cache",
     "select",
