@@ -15,6 +15,7 @@ OPERATORS = {
     "quant_lightning_indexer": "QuantLightningIndexerArguments",
     "attention_update": "AttentionUpdateArguments",
     "flash_attn": "FlashAttnArguments",
+    "flash_attn": "FlashAttnArguments",
     "flash_attn_metadata": "FlashAttnMetadataArguments",
     "fused_infer_attention_score": "FusedInferAttentionScoreArguments",
     "gather_pa_kv_cache": "GatherPaKvCacheArguments",

@@ -1,0 +1,235 @@
+"""Fast host provider: requests of equal query length share batched flash attention calls.
+
+Keys are gathered in tiles and reach torch's CPU flash attention kernel, which also returns the
+logarithm of the sum of exponentials; tiles of a long request are merged by it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import attrs
+import torch
+
+from .arguments import FlashAttnArguments as Args
+from .keys import KeyReader
+from .lengths import Side, kv_side
+from .rows import outputs, query_rows
+
+_TILE_ELEMENTS = 1 << 22  # elements of one key tile: 16 MiB in float32
+_QUERY_TILE = 256  # query rows per call: their mask stays small, keys no row sees are left out
+_FOLD_BELOW = 32  # query rows below which a group's heads share one call
+
+
+def run_cpu(a: Args) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of all requests; see the argument record."""
+    query, queries = query_rows(a)
+    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    lse = torch.full(query.shape[:2], float("inf"), dtype=torch.float32)
+    reader = KeyReader.of(a)
+    for chunk in _chunks(a, queries, kv_side(a)):
+        rows = chunk.rows.reshape(-1)
+        part, part_lse = _attend(a, chunk, query[rows], reader)
+        out[rows] = part.to(out.dtype)
+        lse[rows] = part_lse.float()
+    return outputs(a, out, lse)
+
+
+@attrs.frozen(eq=False)
+class _Chunk:
+    """Requests of one query length that one call takes.
+
+    Attributes:
+        rows: (R, Lq) query rows.
+        requests: (R,) request numbers.
+        kv_start: (R,) first key row of each request (TND).
+        kv_lens: (R,) key counts, all positive.
+    """
+
+    rows: torch.Tensor
+    requests: torch.Tensor
+    kv_start: torch.Tensor
+    kv_lens: torch.Tensor
+
+
+def _chunks(a: Args, queries: Side, keys: Side) -> Iterator[_Chunk]:
+    """Requests by query length, in order of falling key length, as many as fill a key tile."""
+    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    lengths = zip(queries.length.tolist(), keys.length.tolist(), strict=True)
+    for request, (query_len, kv_len) in enumerate(lengths):
+        if query_len and kv_len:
+            groups[query_len].append((kv_len, request))
+    per_key = a.kv_heads * a.head_dim
+    for query_len, members in groups.items():
+        members.sort(reverse=True)
+        while members:
+            count = max(_TILE_ELEMENTS // (members[0][0] * per_key), 1)
+            requests = torch.tensor([request for _, request in members[:count]])
+            rows = queries.start[requests, None] + torch.arange(query_len)
+            yield _Chunk(rows, requests, keys.start[requests], keys.length[requests])
+            members = members[count:]
+
+
+def _attend(
+    a: Args, chunk: _Chunk, query: torch.Tensor, reader: KeyReader
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out (R*Lq, Nq, D) and lse (R*Lq, Nq) of one chunk; ``query`` is (R*Lq, Nq, D)."""
+    count, query_len = chunk.rows.shape
+    group, size = a.heads // a.kv_heads, a.head_dim
+    query = query.view(count, query_len, a.kv_heads, group, size).permute(0, 2, 3, 1, 4)
+    longest = int(chunk.kv_lens.max())
+    step = max(_TILE_ELEMENTS // (count * a.kv_heads * size) // reader.unit, 1) * reader.unit
+    total = _Total.empty(query, merging=longest > step)
+    for first in range(0, longest, step):
+        last = min(first + step, longest)
+        key, value = reader.read(chunk.requests, chunk.kv_start, chunk.kv_lens, first, last)
+        for top in range(0, query_len, _QUERY_TILE):
+            rows = slice(top, min(top + _QUERY_TILE, query_len))
+            _attend_tile(a, chunk, query, rows, (first, key, value), total)
+    out, lse = total.result(a.sinks if a.has_sinks else None)
+    out = out.permute(0, 3, 1, 2, 4).reshape(-1, a.heads, size)
+    return out, lse.permute(0, 3, 1, 2).reshape(-1, a.heads)
+
+
+def _attend_tile(
+    a: Args,
+    chunk: _Chunk,
+    query: torch.Tensor,
+    rows: slice,
+    tile: tuple[int, torch.Tensor, torch.Tensor],
+    total: _Total,
+) -> None:
+    """Attention of some query rows over one key tile, added to ``total``."""
+    first, key, value = tile
+    low, high = _visible_range(a, chunk, rows, first, first + key.shape[2])
+    if low >= high:
+        return
+    seen = slice(low - first, high - first)
+    hidden = _hidden(a, chunk, rows, low, high)
+    mask = None
+    if hidden is not None:
+        zeros = torch.zeros(hidden.shape, dtype=query.dtype)
+        mask = zeros.masked_fill_(hidden, float("-inf"))
+    part = _flash(query[..., rows, :], key[:, :, seen], value[:, :, seen], mask, a.softmax_scale)
+    empty = None if hidden is None else hidden.all(-1)[:, None, None]
+    total.add(rows, *part, empty)
+
+
+def _shift(chunk: _Chunk) -> torch.Tensor:
+    """(R,) key position that the first query row of a request stands at."""
+    return chunk.kv_lens - chunk.rows.shape[1]
+
+
+def _visible_range(a: Args, chunk: _Chunk, rows: slice, first: int, last: int) -> tuple[int, int]:
+    """Range of keys, within first .. last, that any of the rows may see."""
+    shift = _shift(chunk)
+    if a.mask_mode == 4 and a.win_left != -1:
+        first = max(first, int(shift.min()) + rows.start - a.win_left)
+    if a.mask_mode == 3 or (a.mask_mode == 4 and a.win_right != -1):
+        right = 0 if a.mask_mode == 3 else a.win_right
+        last = min(last, int(shift.max()) + rows.stop + right)
+    return first, last
+
+
+def _hidden(a: Args, chunk: _Chunk, rows: slice, low: int, high: int) -> torch.Tensor | None:
+    """bool (R, rows, keys): keys that a row must not see; None when it sees all of them."""
+    column = torch.arange(low, high)
+    hidden = (column >= chunk.kv_lens[:, None])[:, None]
+    row = (torch.arange(rows.start, rows.stop) + _shift(chunk)[:, None])[..., None]
+    if a.mask_mode == 3:
+        hidden = hidden | (column > row)
+    if a.mask_mode == 4 and a.win_left != -1:
+        hidden = hidden | (column < row - a.win_left)
+    if a.mask_mode == 4 and a.win_right != -1:
+        hidden = hidden | (column > row + a.win_right)
+    if not bool(hidden.any()):
+        return None
+    return hidden.expand(-1, rows.stop - rows.start, -1)
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out like query and lse (R, KN, G, rows); query (R, KN, G, rows, D), mask (R, rows, keys).
+
+    torch has no public function that returns the lse; this kernel is what its
+    scaled_dot_product_attention runs on CPU.
+    """
+    group, rows = query.shape[2:4]
+    if rows >= _FOLD_BELOW:
+        masks = None if mask is None else mask[:, None]
+        parts = [_kernel(query[:, :, g], key, value, masks, scale) for g in range(group)]
+        outs, lses = zip(*parts, strict=True)
+        return torch.stack(outs, 2), torch.stack(lses, 2)
+    if mask is not None:
+        mask = mask[:, None, None].expand(-1, 1, group, -1, -1).flatten(2, 3)
+    out, lse = _kernel(query.flatten(2, 3), key, value, mask, scale)
+    return out.unflatten(2, (group, rows)), lse.unflatten(2, (group, rows))
+
+
+def _kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, False, attn_mask=mask, scale=scale
+    )
+    return out, lse
+
+
+@attrs.frozen(eq=False)
+class _Total:
+    """Attention over the key tiles seen so far.
+
+    Attributes:
+        out: (R, KN, G, Lq, D) wide when tiles are merged, else in the dtype of the queries.
+        lse: (R, KN, G, Lq) -inf where no key was seen.
+        merging: Whether more than one key tile contributes to a row.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    merging: bool
+
+    @classmethod
+    def empty(cls, query: torch.Tensor, *, merging: bool) -> _Total:
+        """Nothing seen yet."""
+        wide = torch.promote_types(query.dtype, torch.float32)
+        out = torch.zeros(query.shape, dtype=wide if merging else query.dtype)
+        return cls(out, torch.full(query.shape[:-1], float("-inf"), dtype=wide), merging)
+
+    def add(
+        self, rows: slice, out: torch.Tensor, lse: torch.Tensor, empty: torch.Tensor | None
+    ) -> None:
+        """Take in the attention of some rows over one tile; ``empty`` rows saw none of it."""
+        if empty is not None:
+            lse = lse.masked_fill(empty, float("-inf"))
+            out = out.masked_fill(empty[..., None], 0.0)
+        if not self.merging:
+            self.out[..., rows, :] = out
+            self.lse[..., rows] = lse
+            return
+        before = self.lse[..., rows]
+        after = torch.logaddexp(before, lse)
+        base = after.masked_fill(after.isneginf(), 0.0)
+        old, new = ((part - base).exp()[..., None] for part in (before, lse))
+        self.out[..., rows, :] = self.out[..., rows, :] * old + out * new
+        self.lse[..., rows] = after
+
+    def result(self, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """out and lse; rows without keys have out 0 and lse +inf, also with sinks."""
+        out, lse = self.out, self.lse
+        empty = lse.isneginf()
+        if sinks is not None:
+            scores = sinks.to(lse.dtype).view(lse.shape[1], lse.shape[2], 1)
+            out = out * torch.sigmoid(lse - scores)[..., None]
+            lse = torch.logaddexp(lse, scores)
+        return out, lse.masked_fill(empty, float("inf"))
