@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,15 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from ascend_attn_backends import AscendAttentionMetadataBuilder, NoBackendError
-from ascend_vllm_plugin import LayerRefusedError, selection
+from ascend_vllm_plugin import (
+    LayerRefusedError,
+    OptionError,
+    SimulationUnavailableError,
+    selection,
+)
 from ascend_vllm_plugin.adapters.batch import attention_batch
 from ascend_vllm_plugin.adapters.standard import StandardBackend, StandardImpl
+from ascend_vllm_plugin.simulated_platform import WORKER, SimulatedAscendPlatform
 
 
 def common(device: str = "cpu", **changes: Any) -> CommonAttentionMetadata:
@@ -234,3 +241,49 @@ def test_users_choice(selected: str | None, expected: str | None) -> None:
 def test_users_choice_of_a_backend_that_is_not_here() -> None:
     with pytest.raises(NoBackendError, match="found FLASH_ATTN; allowed in simulate mode"):
         selection.user_choice(AttentionBackendEnum.FLASH_ATTN)
+
+
+@pytest.fixture
+def stock_config(monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
+    """A configuration before any platform chose a worker."""
+    monkeypatch.setenv("ASCEND_HWPROFILE", "")
+    config = VllmConfig()
+    config.parallel_config.worker_cls = "auto"
+    return config
+
+
+def test_platform_brings_its_worker_and_names_the_profile(stock_config: VllmConfig) -> None:
+    for _ in range(2):  # vLLM asks again for each configuration derived from the first
+        SimulatedAscendPlatform.check_and_update_config(stock_config)
+        assert stock_config.parallel_config.worker_cls == WORKER
+    assert os.environ["ASCEND_HWPROFILE"] == "A5"
+
+
+def test_platform_keeps_a_worker_that_the_user_chose(stock_config: VllmConfig) -> None:
+    stock_config.parallel_config.worker_cls = "some.module.Worker"
+    SimulatedAscendPlatform.check_and_update_config(stock_config)
+    assert stock_config.parallel_config.worker_cls == "some.module.Worker"
+
+
+def test_platform_refuses_wrong_options(stock_config: VllmConfig) -> None:
+    stock_config.additional_config = {"ascend": {"ngrams": 3}}
+    with pytest.raises(OptionError, match=r"ascend\.ngrams"):
+        SimulatedAscendPlatform.check_and_update_config(stock_config)
+
+
+def test_platform_needs_the_cpu_kernels(
+    stock_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops, "_C", SimpleNamespace())
+    with pytest.raises(SimulationUnavailableError, match="without its CPU kernels"):
+        SimulatedAscendPlatform.check_and_update_config(stock_config)
+
+
+def test_platform_leaves_vllms_own_backend_to_who_asks_for_it(stock_config: VllmConfig) -> None:
+    with set_current_vllm_config(stock_config):
+        path = SimulatedAscendPlatform.get_attn_backend_cls(
+            AttentionBackendEnum.CPU_ATTN, question(head_size=80)
+        )
+    assert path == AttentionBackendEnum.CPU_ATTN.get_path()
+    route = selection.recorded_routes()[selection.kind_of_question(question(head_size=80))]
+    assert (route.class_path, route.chosen_by) == (path, "--attention-backend")

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ascend_vllm_plugin import NgramProposer, OptionError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ascend_vllm_plugin import NgramProposer, OptionError
 
 
 def config(k=4, max_model_len=64, additional_config=None):

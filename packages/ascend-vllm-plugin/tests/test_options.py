@@ -1,4 +1,5 @@
 import pytest
+
 from ascend_vllm_plugin import OptionError, Options
 from ascend_vllm_plugin.options import options_from
 

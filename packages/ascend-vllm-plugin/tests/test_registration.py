@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+
 from ascend_hwprofile import HwProfileError
 from ascend_vllm_plugin import (
     EnvironmentVariableError,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from ascend_attn_backends import Verdict
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin import RoutingFileError, RoutingRow, RoutingTable, read_routing

@@ -1,0 +1,43 @@
+import os
+
+import pytest
+
+from ascend_hwprofile import Family
+from ascend_vllm_plugin import EnvironmentVariableError
+from ascend_vllm_plugin.environment import pin_profile, routing_file, simulated_profile
+
+
+def test_the_default_profile_is_an_a5():
+    assert simulated_profile().family is Family.A5
+
+
+@pytest.mark.parametrize("family", [Family.A2, Family.A3, Family.A5, Family.ATLAS_310P])
+def test_the_profile_follows_its_variable(family, monkeypatch):
+    monkeypatch.setenv("ASCEND_HWPROFILE", family.value)
+    assert simulated_profile().family is family
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "A5"), ("A2", "A2")])
+def test_pinning_keeps_what_the_user_named(before, after, monkeypatch):
+    monkeypatch.setenv("ASCEND_HWPROFILE", before)
+    pin_profile()
+    assert os.environ["ASCEND_HWPROFILE"] == after
+
+
+def test_no_routing_file_unless_named():
+    assert routing_file() is None
+
+
+def test_a_routing_file_may_be_new_or_not(monkeypatch, tmp_path):
+    path = tmp_path / "routing.json"
+    monkeypatch.setenv("ASCEND_VLLM_ROUTING_FILE", str(path))
+    assert routing_file() == path
+    path.write_text("old")
+    assert routing_file() == path
+
+
+@pytest.mark.parametrize("name", [".", "none/routing.json"])
+def test_a_routing_file_that_cannot_be_written_is_refused(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("ASCEND_VLLM_ROUTING_FILE", str(tmp_path / name))
+    with pytest.raises(EnvironmentVariableError, match="ASCEND_VLLM_ROUTING_FILE"):
+        routing_file()
