@@ -21,9 +21,19 @@ _TABLE_SOURCE = "ascend_attn_backends/backends.toml"
 
 
 class AttentionBackend(Protocol):
-    """What a backend class answers. It is never instantiated."""
+    """What a backend class answers. It is never instantiated.
+
+    Attributes:
+        name: Its name in the table.
+        metadata_class: What its builder builds: frozen, valid for one step.
+        builder_class: ``build(batch)`` makes the metadata of a step.
+        impl_class: Attention of one layer: ``write_kv`` and ``forward``.
+    """
 
     name: ClassVar[str]
+    metadata_class: ClassVar[type[Any]]
+    builder_class: ClassVar[type[Any]]
+    impl_class: ClassVar[type[Any]]
 
     @classmethod
     def refusals(cls, request: BackendRequest, profile: HardwareProfile) -> list[Refusal]:

@@ -47,10 +47,14 @@ class RequestGroup:
     @property
     def token_slice(self) -> slice | None:
         """The token rows of the group as one slice, or None when they are not contiguous."""
-        first = self.token_starts[0] if self.rows else 0
-        position = first
-        for start, length in zip(self.token_starts, self.query_lens, strict=True):
-            if length and start != position:
+        filled = [
+            (start, length)
+            for start, length in zip(self.token_starts, self.query_lens, strict=True)
+            if length
+        ]
+        first = position = filled[0][0] if filled else 0
+        for start, length in filled:
+            if start != position:
                 return None
             position += length
         return slice(first, position)
