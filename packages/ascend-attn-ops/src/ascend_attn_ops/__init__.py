@@ -14,18 +14,28 @@ from .operators.fused_infer_attention_score import fused_infer_attention_score
 from .operators.fused_infer_attention_score.arguments import FusedInferAttentionScoreArguments
 from .operators.gather_pa_kv_cache import gather_pa_kv_cache
 from .operators.gather_pa_kv_cache.arguments import GatherPaKvCacheArguments
+from .operators.interleave_rope import interleave_rope
+from .operators.interleave_rope.arguments import InterleaveRopeArguments
 from .operators.kv_quant_sparse_flash_attention import kv_quant_sparse_flash_attention
 from .operators.kv_quant_sparse_flash_attention.arguments import (
     KvQuantSparseFlashAttentionArguments,
 )
+from .operators.kv_rmsnorm_rope_cache import kv_rmsnorm_rope_cache
+from .operators.kv_rmsnorm_rope_cache.arguments import KvRmsnormRopeCacheArguments
+from .operators.kv_rmsnorm_rope_cache_v2 import kv_rmsnorm_rope_cache_v2
+from .operators.kv_rmsnorm_rope_cache_v2.arguments import KvRmsnormRopeCacheV2Arguments
 from .operators.lightning_indexer import lightning_indexer
 from .operators.lightning_indexer.arguments import LightningIndexerArguments
 from .operators.quant_lightning_indexer import quant_lightning_indexer
 from .operators.quant_lightning_indexer.arguments import QuantLightningIndexerArguments
+from .operators.quant_lightning_indexer_v2 import quant_lightning_indexer_v2
+from .operators.quant_lightning_indexer_v2.arguments import QuantLightningIndexerV2Arguments
 from .operators.reshape_and_cache import reshape_and_cache
 from .operators.reshape_and_cache.arguments import ReshapeAndCacheArguments
 from .operators.ring_attention_update import ring_attention_update
 from .operators.ring_attention_update.arguments import RingAttentionUpdateArguments
+from .operators.rotary_position_embedding import rotary_position_embedding
+from .operators.rotary_position_embedding.arguments import RotaryPositionEmbeddingArguments
 from .operators.scatter_pa_kv_cache import scatter_pa_kv_cache
 from .operators.scatter_pa_kv_cache.arguments import ScatterPaKvCacheArguments
 from .operators.sparse_flash_attention import sparse_flash_attention
@@ -55,7 +65,10 @@ __all__ = [
     "FlashAttnMetadataArguments",
     "FusedInferAttentionScoreArguments",
     "GatherPaKvCacheArguments",
+    "InterleaveRopeArguments",
     "KvQuantSparseFlashAttentionArguments",
+    "KvRmsnormRopeCacheArguments",
+    "KvRmsnormRopeCacheV2Arguments",
     "LightningIndexerArguments",
     "NoProviderError",
     "NpuCall",
@@ -65,9 +78,11 @@ __all__ = [
     "Provider",
     "ProviderUnavailableError",
     "QuantLightningIndexerArguments",
+    "QuantLightningIndexerV2Arguments",
     "Refusal",
     "ReshapeAndCacheArguments",
     "RingAttentionUpdateArguments",
+    "RotaryPositionEmbeddingArguments",
     "Rule",
     "RuleContext",
     "Sample",
@@ -90,13 +105,18 @@ __all__ = [
     "from_data",
     "fused_infer_attention_score",
     "gather_pa_kv_cache",
+    "interleave_rope",
     "kv_quant_sparse_flash_attention",
+    "kv_rmsnorm_rope_cache",
+    "kv_rmsnorm_rope_cache_v2",
     "lightning_indexer",
     "merge_partials",
     "operator_named",
     "quant_lightning_indexer",
+    "quant_lightning_indexer_v2",
     "reshape_and_cache",
     "ring_attention_update",
+    "rotary_position_embedding",
     "sanitize",
     "scatter_pa_kv_cache",
     "select",

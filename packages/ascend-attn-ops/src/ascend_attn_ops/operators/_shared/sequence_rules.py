@@ -6,7 +6,7 @@ the parameter names, limits and sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -219,7 +219,9 @@ def add_sequence_rules(contract: Contract[Any]) -> None:
         contract.rule(predicate.__name__)(predicate)
 
 
-def strided(tensors: dict[str, torch.Tensor | None], layout: str, *, free_axis: bool) -> str | None:
+def strided(
+    tensors: Mapping[str, torch.Tensor | None], layout: str, *, free_axis: bool
+) -> str | None:
     """Paged caches whose strides the product does not take.
 
     Args:

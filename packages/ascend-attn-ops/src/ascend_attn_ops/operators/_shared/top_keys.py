@@ -26,7 +26,7 @@ class KeyScoring:
     """One call, flattened to rows.
 
     Attributes:
-        query: (T, N, D); tiles are computed in float32 (float64 for float64).
+        query: (T, N, D), quantised ones too; tiles are computed in float32 (float64 for float64).
         weights: (T, N) weight of each head.
         rows: Requests of the rows.
         keys: Places of the keys.
@@ -46,11 +46,16 @@ class KeyScoring:
     query_scale: torch.Tensor | None = None
 
 
+def wide_dtype(query: torch.Tensor) -> torch.dtype:
+    """float64 for float64, else float32; 8-bit floats have no promotion rule of their own."""
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
+
+
 def best_keys(p: KeyScoring) -> tuple[torch.Tensor, torch.Tensor]:
     """(T, k) int32 positions by descending score, -1 behind them, and their scores, -inf there."""
     tokens = p.query.shape[0]
     positions = torch.full((tokens, p.count), -1, dtype=torch.int32)
-    wide = torch.promote_types(p.query.dtype, torch.float32)
+    wide = wide_dtype(p.query)
     values = torch.full((tokens, p.count), float("-inf"), dtype=wide)
     for requests, row in _tiles(p):
         seen = p.seen[row][..., None]
@@ -92,7 +97,7 @@ def _scores(p: KeyScoring, requests: torch.Tensor, row: torch.Tensor, keys: int)
     """Scores [R, q, keys] summed over the heads after the ReLU."""
     count, rows = row.shape
     heads, size = p.query.shape[1:]
-    wide = torch.promote_types(p.query.dtype, torch.float32)
+    wide = wide_dtype(p.query)
     query = p.query[row].to(wide)
     if p.query_scale is not None:
         query = query * p.query_scale[row].to(wide)[..., None]

@@ -25,4 +25,6 @@ def run_cpu(a: Args) -> tuple[torch.Tensor, torch.Tensor]:
         count=a.sparse_count,
     )
     positions, values = best_keys(scoring)
-    return shaped_choice(a.query, positions, values, values_wanted=a.return_value)
+    return shaped_choice(
+        a.query, positions, values, dtype=a.query.dtype, values_wanted=a.return_value
+    )
