@@ -56,7 +56,7 @@ QUESTIONS: Final = (
     Question("chat", "What is the capital of France?", max_tokens=64),
     Question(
         "rewrite",
-        "Rewrite this text in the past tense:\n\n"
+        "Rewrite this text with better punctuation:\n\n"
         "The river rises in the mountains and flows through three towns before it reaches the "
         "sea. In spring the snow melts and the river grows. In summer the children swim in the "
         "river. In winter the river freezes and the children skate on it.",

@@ -126,7 +126,9 @@ class Handler(BaseHTTPRequestHandler):
 
 def main(mode: str, port: int) -> None:
     deaf = mode in ("deaf", "orphan")
-    worker = subprocess.Popen([sys.executable, "-c", WORKER.format("SIG_IGN" if deaf else "SIG_DFL")])
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER.format("SIG_IGN" if deaf else "SIG_DFL")]
+    )
     Path(os.environ["FAKE_PIDS"]).write_text(f"{os.getpid()} {worker.pid}")
     print("\x1b[32mINFO\x1b[0m loading the model", flush=True)
     if mode == "crash":

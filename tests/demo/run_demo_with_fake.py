@@ -18,9 +18,7 @@ from ascend_demo.server import ServerSettings  # noqa: E402
 
 
 def main(folder: Path, mode: str, arguments: list[str]) -> int:
-    def settings(
-        model: Path, port: int, profile: str, work: Path, ready: float
-    ) -> ServerSettings:
+    def settings(model: Path, port: int, profile: str, work: Path, ready: float) -> ServerSettings:
         (folder / "work").write_text(str(work))
         made = fakes.fake_settings(mode, folder, port=port, ready=ready, grace=2.0)
         environment = {**made.environment, "ASCEND_VLLM_ROUTING_FILE": str(work / "routing.json")}

@@ -24,7 +24,10 @@ def demo_command(folder: Path, mode: str, *arguments: str) -> list[str]:
 
 def run_demo(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = demo_command(folder, mode, *arguments)
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    wide = {**os.environ, "COLUMNS": "200"}  # no sentence of a table is broken
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=wide
+    )
 
 
 @contextmanager
@@ -115,9 +118,7 @@ def test_bad_arguments_start_nothing(
         ("no-routing", 5, "the server wrote no routing table"),
     ],
 )
-def test_failures_end_with_their_code(
-    tmp_path: Path, mode: str, code: int, message: str
-) -> None:
+def test_failures_end_with_their_code(tmp_path: Path, mode: str, code: int, message: str) -> None:
     report = tmp_path / "report.json"
     done = run_demo(tmp_path, mode, "--ready-seconds", "2", "--json", str(report))
     assert done.returncode == code, done.stderr

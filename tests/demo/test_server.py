@@ -85,10 +85,14 @@ def test_a_stranger_survives(tmp_path: Path) -> None:
 
 
 def test_exception_in_the_block_ends_the_server(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), serving(fake_settings("ok", tmp_path)):
-        pids = pids_of(tmp_path)
-        _ = 1 / 0
-    assert not any(runs(pid) for pid in pids)
+    def fail_inside() -> None:
+        with serving(fake_settings("ok", tmp_path)):
+            assert all(runs(pid) for pid in pids_of(tmp_path))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert not any(runs(pid) for pid in pids_of(tmp_path))
 
 
 def test_server_that_ends_by_itself_is_seen(tmp_path: Path) -> None:

@@ -67,7 +67,10 @@ class Report:
 
 def ran_on(routing: RoutingTable) -> str:
     """Say where the model ran, in words that cannot be taken for a test on an NPU."""
-    return f"{routing.mode} {routing.profile} on CPU"
+    from ascend_hwprofile import profile_for
+
+    family = profile_for(routing.profile).family.value
+    return f"{routing.mode} {family} on CPU"
 
 
 def _answer_dict(answer: Answer) -> dict[str, Any]:
@@ -90,7 +93,11 @@ def show(report: Report, console: Console) -> None:
 
 def routing_table(routing: RoutingTable) -> Table:
     """Which backend serves which layers, and why each other one was refused."""
-    table = Table(title=f"Routing ({ran_on(routing)})", title_justify="left", show_lines=True)
+    table = Table(
+        title=f"Routing ({ran_on(routing)}, {routing.profile})",
+        title_justify="left",
+        show_lines=True,
+    )
     for column in ("layers", "backend", "chosen by", "every backend's verdict"):
         table.add_column(column, overflow="fold")
     for row in routing.rows:
@@ -106,6 +113,8 @@ def _verdicts(row: RoutingRow) -> str:
             lines.append(f"[green]{escape(verdict.backend)}: takes it[/]")
         for refusal in verdict.refusals:
             lines.append(f"[yellow]{escape(verdict.backend)}[/]: {escape(str(refusal))}")
+    if len(row.verdicts) == 1:
+        lines.append("(this version has no other backend)")
     return "\n".join(lines)
 
 
@@ -129,8 +138,9 @@ def request_table(answers: tuple[Answer, ...]) -> Table:
 def acceptance_table(answers: tuple[Answer, ...]) -> Table:
     """How much of what was drafted the target accepted."""
     most = max((len(a.speculation.accepted_per_position) for a in answers), default=0)
-    table = Table(title="n-gram drafts that the target accepted", title_justify="left")
-    positions = [f"position {position + 1}" for position in range(most)]
+    title = "n-gram drafts: share accepted at each position (length counts the target's own token)"
+    table = Table(title=title, title_justify="left")
+    positions = [f"pos {position + 1}" for position in range(most)]
     for column in ("request", "drafts", "drafted", "accepted", "length", *positions):
         table.add_column(column, justify="left" if column == "request" else "right")
     for answer in answers:
@@ -151,12 +161,16 @@ def place_table(report: Report) -> Table:
     """What ran where."""
     routing = report.routing
     table = Table(title="What ran where", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    providers = sorted({str(row.request.get("provider")) for row in routing.rows})
     backends = sorted({row.backend_class for row in routing.rows})
     speculation = routing.speculation or {}
     rows = {
-        "hardware": f"{ran_on(routing)}; nothing here ran on an NPU",
+        "hardware": f"{ran_on(routing)} ({routing.profile}); nothing here ran on an NPU",
         "engine": f"vLLM {routing.vllm}, OpenAI server, ready in {report.seconds_to_ready:.0f} s",
         "attention": ", ".join(backends),
+        "operators": f"ascend-attn-ops, provider {', '.join(providers)}",
         "drafter": ", ".join(f"{name} {value}" for name, value in speculation.items()),
         "model": str(report.model),
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
