@@ -15,6 +15,7 @@ OPERATORS = {
     "flash_attn": "FlashAttnArguments",
     "flash_attn_metadata": "FlashAttnMetadataArguments",
     "fused_infer_attention_score": "FusedInferAttentionScoreArguments",
+    "fused_infer_attention_score_v2": "FusedInferAttentionScoreV2Arguments",
     "gather_pa_kv_cache": "GatherPaKvCacheArguments",
     "interleave_rope": "InterleaveRopeArguments",
     "kv_quant_sparse_flash_attention": "KvQuantSparseFlashAttentionArguments",

@@ -12,6 +12,8 @@ from .operators.flash_attn_metadata import flash_attn_metadata
 from .operators.flash_attn_metadata.arguments import FlashAttnMetadataArguments
 from .operators.fused_infer_attention_score import fused_infer_attention_score
 from .operators.fused_infer_attention_score.arguments import FusedInferAttentionScoreArguments
+from .operators.fused_infer_attention_score_v2 import fused_infer_attention_score_v2
+from .operators.fused_infer_attention_score_v2.arguments import FusedInferAttentionScoreV2Arguments
 from .operators.gather_pa_kv_cache import gather_pa_kv_cache
 from .operators.gather_pa_kv_cache.arguments import GatherPaKvCacheArguments
 from .operators.interleave_rope import interleave_rope
@@ -64,6 +66,7 @@ __all__ = [
     "FlashAttnArguments",
     "FlashAttnMetadataArguments",
     "FusedInferAttentionScoreArguments",
+    "FusedInferAttentionScoreV2Arguments",
     "GatherPaKvCacheArguments",
     "InterleaveRopeArguments",
     "KvQuantSparseFlashAttentionArguments",
@@ -104,6 +107,7 @@ __all__ = [
     "flash_attn_metadata",
     "from_data",
     "fused_infer_attention_score",
+    "fused_infer_attention_score_v2",
     "gather_pa_kv_cache",
     "interleave_rope",
     "kv_quant_sparse_flash_attention",

@@ -148,6 +148,28 @@ class Contract(Generic[A]):
             raise ContractDataError(f"{package}/contract.toml lacks {', '.join(sorted(missing))}")
         return cls(data["name"], data)
 
+    def extended(self, package: str, *, without: frozenset[str] = frozenset()) -> Contract[Any]:
+        """The contract of a newer or older version of this operator.
+
+        Args:
+            package: Package with a ``contract.toml`` of its own: its limits and rules come on top
+                of this contract's, or replace those of the same name.
+            without: Rules of this contract that the other version does not have.
+        """
+        own = Contract[Any].load(package)
+        rules = {key: entry for key, entry in self.data["rules"].items() if key not in without}
+        merged = {
+            **own.data,
+            "limits": {**self.data.get("limits", {}), **own.data.get("limits", {})},
+            "rules": {**rules, **own.data["rules"]},
+        }
+        kept = {
+            key: predicate
+            for key, predicate in self._predicates.items()
+            if key in rules and key not in own.data["rules"]
+        }
+        return Contract(own.name, merged, kept)
+
     @cached_property
     def limits(self) -> Mapping[str, Any]:
         """Figures by name; lists come as tuples."""

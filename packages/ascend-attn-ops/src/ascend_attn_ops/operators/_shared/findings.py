@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ def unequal_dtypes(args: Any, names: Iterable[str]) -> str | None:
     return ", ".join(f"{name} {dtype}" for name, dtype in found.items())
 
 
-def wrong_shape(args: Any, expected: dict[str, tuple[int, ...]]) -> Finding | None:
+def wrong_shape(args: Any, expected: Mapping[str, tuple[int, ...]]) -> Finding | None:
     """The first passed tensor whose shape is not the expected one."""
     for name, tensor in given(args, expected).items():
         if tuple(tensor.shape) != expected[name]:

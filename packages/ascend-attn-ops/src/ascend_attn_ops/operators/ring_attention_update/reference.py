@@ -30,7 +30,8 @@ def _rows(a: Args, out: torch.Tensor, heads: int) -> torch.Tensor:
     """Attention in the order of the softmax rows: (B, N, S, D), or (T, N, D)."""
     if a.input_layout == "TND":
         return out.float()
-    return out.float().unflatten(2, (heads, out.shape[2] // heads)).permute(1, 2, 0, 3)
+    split: torch.Tensor = out.float().unflatten(2, (heads, out.shape[2] // heads))
+    return split.permute(1, 2, 0, 3)
 
 
 def _back(a: Args, rows: torch.Tensor) -> torch.Tensor:
