@@ -19,7 +19,7 @@ class CheckData(BuildHookInterface[Any]):
         try:
             import ascend_hwprofile.datacheck as datacheck
 
-            problems = datacheck.problems()
+            problems = [*datacheck.problems(), *datacheck.staleness()]
         finally:
             sys.path.pop(0)
         if problems:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ascend_hwprofile import Capability
+from ascend_hwprofile import Capability, datacheck
 from ascend_hwprofile.catalog import capability_table, entry_groups, read_table
-from ascend_hwprofile.datacheck import problems
+from ascend_hwprofile.datacheck import problems, read_toml, staleness
 from ascend_hwprofile.soc import name_key
 
 
@@ -22,7 +23,7 @@ def changed(name: str, change: Callable[[dict[str, Any]], object]) -> list[str]:
     """Return the problems after a change to one file."""
 
     def read(wanted: str) -> Mapping[str, Any]:
-        table = copy.deepcopy(dict(read_table(wanted)))
+        table = copy.deepcopy(dict(read_toml(wanted)))
         if wanted == name:
             change(table)
         return table
@@ -40,7 +41,11 @@ def changed(name: str, change: Callable[[dict[str, Any]], object]) -> list[str]:
         ("families/a3", lambda t: t["features"]["simt"].pop("reason"), "simt"),
         ("families/a5", lambda t: t["dtypes"]["int8"].update(confidence="sure"), "confidence"),
         ("families/a5", lambda t: t["dtypes"]["int8"].update(source="x"), "unknown source 'x'"),
-        ("operators", lambda t: t["flash_attn"]["verdicts"].pop(), "one verdict for each"),
+        (
+            "operators",
+            lambda t: t["flash_attn"]["verdicts"].append({"products": ["A2"], "reason": "x"}),
+            "two verdicts",
+        ),
         ("operators", lambda t: t["flash_attn"].pop("api"), "api"),
         ("capabilities", lambda t: t["mla"].update(operators=["x"]), "unknown operator 'x'"),
         ("compatibility", lambda t: t["rule"][0].update(needs="x"), "unknown component 'x'"),
@@ -68,3 +73,31 @@ def test_no_two_socs_share_a_name() -> None:
         for name in (entry.soc_name, *entry.aliases)
     ]
     assert len(keys) == len(set(keys))
+
+
+def test_compiled_data_are_those_of_the_toml_files() -> None:
+    assert staleness() == []
+    for name in ("families/a5", "operators", "compatibility"):
+        assert read_table(name) == read_toml(name)
+
+
+def test_stale_compiled_data_are_found_and_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "compiled.json"
+    monkeypatch.setattr(datacheck, "_COMPILED", path)
+    assert datacheck.main([]) == 1
+    assert "compiled.json is stale" in capsys.readouterr().err
+    assert datacheck.main(["--write"]) == 0
+    path.write_text(path.read_text("utf8").replace("1850", "1851", 1), "utf8")
+    assert datacheck.main([]) == 1
+
+
+def test_wrong_data_are_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(datacheck, "_COMPILED", tmp_path / "compiled.json")
+    monkeypatch.setattr(datacheck, "problems", lambda: ["a2.toml: wrong"])
+    assert datacheck.main(["--write"]) == 1
+    assert "a2.toml: wrong" in capsys.readouterr().err
+    assert not (tmp_path / "compiled.json").exists()

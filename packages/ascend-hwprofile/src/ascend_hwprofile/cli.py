@@ -6,8 +6,12 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ascend_hwprofile.words import Family
+
+if TYPE_CHECKING:
+    from ascend_hwprofile.report import Report
 
 _SHELLS = ("bash", "zsh", "tcsh")
 _EXIT_CODES = """\
@@ -35,7 +39,10 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES + _EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # Without `prog` argparse formats a usage text first, which imports shutil and its codecs.
+    commands = parser.add_subparsers(
+        prog="ascend-hwprofile", dest="command", required=True, metavar="COMMAND"
+    )
     command = functools.partial(_command, commands.add_parser)
     one = command("list", "list every SoC of the data", "list --family A2")
     one.add_argument("--family", choices=[family.value for family in Family])
@@ -109,20 +116,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ascend_hwprofile import commands, report
     from ascend_hwprofile.errors import HwProfileError
 
-    actions: dict[str, Callable[[], report.Report]] = {
-        "list": lambda: commands.list_socs(options.family),
-        "show": lambda: commands.show(options.soc),
-        "diff": lambda: commands.diff(options.left, options.right),
-        "why": lambda: commands.why(options.soc, options.names),
-        "detect": lambda: commands.detection(options.timeout),
-        "doctor": lambda: commands.doctor(options.built_for, expect_npu=options.expect_npu),
-    }
     try:
-        result = actions[options.command]()
+        result = _run(options)
     except HwProfileError as error:
         result = commands.refused(options.command, error)
     report.write(result, as_json=options.json)
     return result.exit_code
+
+
+def _run(options: argparse.Namespace) -> Report:
+    from ascend_hwprofile import commands
+
+    if options.command in {"detect", "doctor"}:
+        return _run_on_machine(options)
+    actions: dict[str, Callable[[], Report]] = {
+        "list": lambda: commands.list_socs(options.family),
+        "show": lambda: commands.show(options.soc),
+        "diff": lambda: commands.diff(options.left, options.right),
+        "why": lambda: commands.why(options.soc, options.names),
+    }
+    return actions[options.command]()
+
+
+def _run_on_machine(options: argparse.Namespace) -> Report:
+    from ascend_hwprofile import machine_commands
+
+    if options.command == "detect":
+        return machine_commands.detection(options.timeout)
+    return machine_commands.doctor(options.built_for, expect_npu=options.expect_npu)
 
 
 def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:

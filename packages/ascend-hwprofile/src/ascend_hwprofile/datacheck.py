@@ -1,13 +1,17 @@
-"""Checks the data files against their schema and against each other.
+"""Checks the TOML data files and compiles them into ``data/compiled.json``.
 
-Runs when the package is built and in the tests; it needs fastjsonschema, which the installed
-package does not.
+``python -m ascend_hwprofile.datacheck`` checks, with ``--write`` it compiles too. It runs when the
+package is built and in the tests, and needs fastjsonschema, which the installed package does not.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from ascend_hwprofile import catalog
@@ -25,17 +29,38 @@ _FILES = {
     "capabilities": "capabilities",
     "compatibility": "compatibility",
 }
-_PRODUCTS = {"A2", "A3", "950PR", "950DT", "310P", "310B", "gen1"}
+
+_DATA = Path(__file__).parent / "data"
+_COMPILED = _DATA / "compiled.json"
 
 Read = Callable[[str], Mapping[str, Any]]
 
 
-def problems(read: Read = catalog.read_table) -> list[str]:
+def read_toml(name: str) -> Mapping[str, Any]:
+    """Parse ``data/<name>.toml``."""
+    return tomllib.loads((_DATA / f"{name}.toml").read_text("utf8"))
+
+
+def compiled() -> str:
+    """Return what ``data/compiled.json`` has to hold."""
+    tables = {name: read_toml(name) for name in _FILES}
+    return json.dumps(tables, ensure_ascii=False, indent=0) + "\n"
+
+
+def problems(read: Read = read_toml) -> list[str]:
     """Return one sentence for each thing that is wrong with the data, none if all is well."""
     tables = {name: read(name) for name in _FILES}
     found = [*_schema_problems(tables)]
     # The other checks take the form of the files for granted.
     return found or [*_source_problems(tables), *_operator_problems(tables), *_rules(tables)]
+
+
+def staleness(path: Path | None = None) -> list[str]:
+    """Return one sentence if the compiled data are not those of the TOML files."""
+    path = path or _COMPILED
+    if path.exists() and path.read_text("utf8") == compiled():
+        return []
+    return [f"{path.name} is stale; run: python -m ascend_hwprofile.datacheck --write"]
 
 
 def _schema_problems(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -73,8 +98,8 @@ def _source_problems(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _operator_problems(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, row in tables["operators"].items():
         listed = [product for verdict in row["verdicts"] for product in verdict["products"]]
-        if sorted(listed) != sorted(_PRODUCTS):
-            yield f"operators.toml: {name} needs one verdict for each product, found {listed}"
+        if len(listed) != len(set(listed)):
+            yield f"operators.toml: {name} has two verdicts on one product, found {listed}"
     for name, row in tables["capabilities"].items():
         for operator in row.get("operators", ()):
             if operator not in tables["operators"]:
@@ -93,3 +118,20 @@ def _rules(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             default = tables[name]["family"]["default_soc"]
             if default not in names:
                 yield f"{name}.toml: the default SoC {default} is not one of {names}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the data, and with ``--write`` compile them if nothing is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m ascend_hwprofile.datacheck")
+    parser.add_argument("--write", action="store_true", help="write data/compiled.json")
+    options = parser.parse_args(arguments)
+    found = problems()
+    if options.write and not found:
+        _COMPILED.write_text(compiled(), encoding="utf8")
+    for sentence in (*found, *staleness()):
+        print(sentence, file=sys.stderr)
+    return int(bool(found or staleness()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ascend_hwprofile.detection import Detection
-from ascend_hwprofile.diagnosis import Diagnosis
 from ascend_hwprofile.profile import HardwareProfile
 from ascend_hwprofile.records import OperatorSupport
 from ascend_hwprofile.soc import SocId
+
+if TYPE_CHECKING:
+    from ascend_hwprofile.detection import Detection
+    from ascend_hwprofile.diagnosis import Diagnosis
 
 SCHEMA_VERSION = 1
 

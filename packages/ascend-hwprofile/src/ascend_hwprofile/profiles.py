@@ -19,6 +19,12 @@ ENVIRONMENT_VARIABLE = "ASCEND_HWPROFILE"
 # A slice shares these with the whole chip in a way that no source read describes.
 _NOT_OF_A_SLICE = ("vector_cores", "ai_cpus", "memory_bytes", "l2_bytes", "memory_bandwidth_gbps")
 
+# What holds for a product that an operator has no verdict on.
+_SILENT: Mapping[str, Any] = {
+    "reason": "the documents read say nothing about this product",
+    "confidence": "unverified",
+}
+
 
 def profile_for(soc: str | Family | int | SocId) -> HardwareProfile:
     """Return the profile of a SoC.
@@ -180,13 +186,14 @@ def _operator(name: str, row: Mapping[str, Any], products: tuple[str, ...]) -> O
 
 
 def _verdict(name: str, row: Mapping[str, Any], product: str) -> OperatorSupport:
-    verdict = next(one for one in row["verdicts"] if product in one["products"])
+    stated = (one for one in row["verdicts"] if product in one["products"])
+    verdict = next(stated, _SILENT)
     return OperatorSupport(
         name,
         verdict.get("supported"),
         verdict.get("reason") or verdict.get("note", ""),
-        catalog.source_titles()[verdict["source"]],
-        Confidence(verdict["confidence"]),
+        catalog.source_titles()[verdict.get("source", row["source"])],
+        Confidence(verdict.get("confidence", row["confidence"])),
         row.get("limits", ""),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
@@ -12,7 +11,7 @@ import attrs
 _GAP = "  "
 
 
-@attrs.frozen
+@attrs.frozen(eq=False, repr=False)
 class Table:
     """A table with a title. Every row has one text for each header."""
 
@@ -21,7 +20,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False, repr=False)
 class Report:
     """The result of one command.
 
@@ -44,6 +43,8 @@ def write(report: Report, *, as_json: bool) -> None:
     """Print a report: JSON if asked for, rich tables on a terminal, else plain columns."""
     out = sys.stdout
     if as_json:
+        import json
+
         json.dump(report.document, out, indent=2)
         out.write("\n")
     elif not (out.isatty() and _write_rich(report, out)):

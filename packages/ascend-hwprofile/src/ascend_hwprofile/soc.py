@@ -11,8 +11,8 @@ from ascend_hwprofile import catalog
 from ascend_hwprofile.errors import UnknownSocError
 from ascend_hwprofile.words import Family
 
-_PREFIX = re.compile(r"ascend[ _-]?")
-_SLICE = re.compile(r"(?P<base>.+)vir(?P<cores>[0-9]{2})")
+_PREFIX = "ascend"
+_SLICE = r"(?P<base>.+)vir(?P<cores>[0-9]{2})"
 _LONGEST_NAME = 64
 
 
@@ -43,7 +43,8 @@ class SocId:
 
 def name_key(text: str) -> str:
     """Return the form in which names are compared: lower case, no ``Ascend``, ``-`` as ``_``."""
-    return _PREFIX.sub("", text.strip().lower(), count=1).replace("-", "_")
+    key = text.strip().lower().replace("-", "_")
+    return key.removeprefix(_PREFIX).lstrip(" _") if key.startswith(_PREFIX) else key
 
 
 def parse_soc_name(text: str) -> SocId:
@@ -82,11 +83,11 @@ def _identify(text: object) -> tuple[SocId, catalog.SocEntry]:
         raise UnknownSocError(text, "a SoC name must be text")
     _refuse_unreadable(text)
     key = name_key(text)
-    _refuse_labels(text, key)
     entry = _find(key) or _open_entry(key)
     if entry is not None:
         return _soc_id(entry), entry
-    sliced = _SLICE.fullmatch(key)
+    _refuse_labels(text, key)
+    sliced = re.fullmatch(_SLICE, key)
     if sliced and (base := _find(sliced["base"])):
         return _slice_id(text, base, int(sliced["cores"])), base
     raise UnknownSocError(text, _unknown_reason(key), _nearest(key))
@@ -101,8 +102,8 @@ def _refuse_unreadable(text: str) -> None:
 
 def _refuse_labels(text: str, key: str) -> None:
     for label in catalog.labels():
-        if key == name_key(label.text):
-            raise UnknownSocError(text, label.reason, label.nearest)
+        if key == name_key(label["text"]):
+            raise UnknownSocError(text, label["reason"], label["nearest"])
 
 
 def _unknown_reason(key: str) -> str:
@@ -121,7 +122,6 @@ def _nearest(key: str) -> tuple[str, ...]:
 
 
 def _find(key: str) -> catalog.SocEntry | None:
-    # Family by family, so that a name of the first one does not need the files of the others.
     for group in catalog.entry_groups():
         for entry in group:
             if key in _keys(entry):
@@ -135,16 +135,16 @@ def _keys(entry: catalog.SocEntry) -> frozenset[str]:
 
 
 def _open_entry(key: str) -> catalog.SocEntry | None:
-    for family in Family:
-        for open_name in catalog.family_table(family).open_names:
-            match = open_name.pattern.fullmatch(key)
+    for table in map(catalog.family_table, Family):
+        for row in table.open_names:
+            match = re.fullmatch(row["pattern"], key)
             if match:
                 return catalog.SocEntry(
-                    soc_name=open_name.canonical + match["bin"],
-                    family=family,
-                    product=open_name.product,
-                    runtime_value=catalog.family_table(family).shared_runtime_value,
-                    pre_release=open_name.pre_release,
+                    soc_name=row["canonical"] + match["bin"],
+                    family=table.family,
+                    product=row.get("product"),
+                    runtime_value=table.shared_runtime_value,
+                    pre_release=row.get("pre_release", False),
                     in_data=False,
                     note="this bin is not in the data; only what holds for its family is known",
                 )
