@@ -28,8 +28,8 @@ def main(job_file: str, result_file: str) -> None:
     for case in job["cases"]:
         ids = torch.tensor([case["prompt"] + case["output"]])
         with torch.no_grad():
-            logits = model(ids).logits[0, len(case["prompt"]) - 1 : -1].float()
-        best = logits.topk(2, dim=-1)
+            kept = model(ids, logits_to_keep=len(case["output"]) + 1).logits[0].float()
+        best = kept[:-1].topk(2, dim=-1)  # the last logits follow the output
         results.append(
             {
                 "tokens": best.indices[:, 0].tolist(),

@@ -36,9 +36,8 @@ NOTES = (
 
 QUESTION = "Question: What is the capital of France, and which river runs through it?\nAnswer:"
 
-SHARED_PREFIX = " ".join(NOTES[2:])
+SHARED_PREFIX = f"{NOTES[2]} {NOTES[3][:190]}"
 ENDINGS = (
-    " In short, the harbour",
     " What the children thought of all this was",
     " The first rule of the house was therefore",
 )
@@ -73,7 +72,7 @@ def batch(model: Path) -> list[list[int]]:
 
 
 def shared_prefix(model: Path) -> list[list[int]]:
-    """Three prompts with the same first 200 tokens and more."""
+    """Two prompts whose first tokens, more than a block of 128, are the same."""
     return [encode(model, SHARED_PREFIX + ending) for ending in ENDINGS]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from engines import environment, run_python
@@ -28,63 +30,83 @@ from ascend_vllm_plugin import compat
 compat.SUPPORTED_VLLM = SpecifierSet(">=0.99")
 """
 
+SIMULATE = environment(simulate=True)
+STARTS = {
+    "not asked": (PLATFORM, environment(simulate=False)),
+    "asked": (PLATFORM, SIMULATE),
+    "unknown profile": (ENGINE, {**SIMULATE, "ASCEND_HWPROFILE": "A9"}),
+    "unknown switch": (ENGINE, {**SIMULATE, "ASCEND_VLLM_SIMULATE": "yes"}),
+    "unsupported vLLM": (OTHER_RANGE + ENGINE, SIMULATE),
+    "bypassed plugin": (ENGINE, {**SIMULATE, "VLLM_TARGET_DEVICE": "cpu"}),
+    "MLA": (ENGINE, SIMULATE),
+}
+"""Name -> what runs, and in which environment."""
+
 
 @pytest.fixture(scope="module")
-def mla(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder without weights."""
-    return make_mla_config(tmp_path_factory.mktemp("mla"))
+def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompletedProcess[str]]:
+    """All starts, two at a time: they spend their time importing vLLM."""
+    model: Path = make_mla_config(tmp_path_factory.mktemp("mla"))
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        running = {
+            name: pool.submit(run_python, ["-c", code, str(model)], env)
+            for name, (code, env) in STARTS.items()
+        }
+        return {name: start.result() for name, start in running.items()}
 
 
-def test_vllm_keeps_its_own_platform_unless_asked() -> None:
-    done = run_python(["-c", PLATFORM], environment(simulate=False))
+def test_vllm_keeps_its_own_platform_unless_asked(
+    starts: dict[str, CompletedProcess[str]],
+) -> None:
+    done = starts["not asked"]
     assert done.returncode == 0, done.stderr
-    first, modules = done.stdout.strip().splitlines()[-2:]
-    assert first == "vllm.platforms.cpu CpuPlatform"
-    assert "ascend_vllm_plugin.registration" in modules
+    platform, modules = done.stdout.strip().splitlines()[-2:]
+    assert platform == "vllm.platforms.cpu CpuPlatform"
+    assert "'ascend_vllm_plugin.registration'" in modules
     for module in ("simulated_platform", "worker", "adapters.standard"):
-        assert f"ascend_vllm_plugin.{module}'" not in modules
+        assert f"'ascend_vllm_plugin.{module}'" not in modules
 
 
-def test_vllm_takes_our_platform_when_asked() -> None:
-    done = run_python(["-c", PLATFORM], environment(simulate=True))
+def test_vllm_takes_our_platform_when_asked(starts: dict[str, CompletedProcess[str]]) -> None:
+    done = starts["asked"]
     assert done.returncode == 0, done.stderr
-    first = done.stdout.strip().splitlines()[-2]
-    assert first == "ascend_vllm_plugin.simulated_platform SimulatedAscendPlatform"
+    platform = done.stdout.strip().splitlines()[-2]
+    assert platform == "ascend_vllm_plugin.simulated_platform SimulatedAscendPlatform"
 
 
 @pytest.mark.parametrize(
-    ("variables", "setup", "message"),
+    ("start", "message"),
     [
-        ({"ASCEND_HWPROFILE": "A9"}, "", "UnknownSocError: unknown SoC 'A9'"),
+        ("unknown profile", "UnknownSocError: unknown SoC 'A9'"),
         (
-            {"ASCEND_VLLM_SIMULATE": "yes"},
-            "",
-            "EnvironmentVariableError: environment variable ASCEND_VLLM_SIMULATE='yes'",
+            "unknown switch",
+            "EnvironmentVariableError: environment variable ASCEND_VLLM_SIMULATE='yes': "
+            "allowed is 1 (simulate) or 0 (do nothing)",
         ),
-        ({}, OTHER_RANGE, "UnsupportedVllmError: vLLM 0.30.0 is installed"),
+        ("unsupported vLLM", "UnsupportedVllmError: vLLM 0.30.0 is installed"),
         (
-            {"VLLM_TARGET_DEVICE": "cpu"},
-            "",
+            "bypassed plugin",
             "SimulationUnavailableError: ASCEND_VLLM_SIMULATE=1 has no effect: vLLM took the "
             "platform vllm.platforms.cpu.CpuPlatform",
         ),
     ],
-    ids=["unknown profile", "unknown switch", "unsupported vLLM", "bypassed plugin"],
 )
 def test_a_start_that_cannot_work_fails_with_one_clear_error(
-    variables: dict[str, str], setup: str, message: str, mla: Path
+    start: str, message: str, starts: dict[str, CompletedProcess[str]]
 ) -> None:
-    done = run_python(["-c", setup + ENGINE, str(mla)], environment(simulate=True, **variables))
+    done = starts[start]
     assert done.returncode == 1
-    assert message in done.stderr.strip().splitlines()[-1]
+    assert message in done.stderr
     assert "Starting to load model" not in done.stdout + done.stderr
 
 
-def test_a_model_that_no_backend_takes_is_refused_before_its_weights(mla: Path) -> None:
-    done = run_python(["-c", ENGINE, str(mla)], environment(simulate=True))
+def test_a_model_that_no_backend_takes_is_refused_before_its_weights(
+    starts: dict[str, CompletedProcess[str]],
+) -> None:
+    done = starts["MLA"]
     assert done.returncode == 1
     message = done.stderr[done.stderr.rindex("NoBackendError") :]
-    assert "MLA" in message or "mla" in message
-    assert "standard.use_mla" in message
+    assert "standard  refused" in message
+    assert "use_mla: found True; allowed: False [standard.use_mla;" in message
     # The folder holds no weights: vLLM would have complained of that.
     assert "safetensors" not in done.stderr

@@ -1,3 +1,5 @@
+import pytest
+
 import ascend_vllm_plugin
 
 
@@ -22,3 +24,8 @@ def test_exported_names():
     ]
     for name in ascend_vllm_plugin.__all__:
         assert hasattr(ascend_vllm_plugin, name)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ascend_vllm_plugin.nothing

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from types import ModuleType
 
 import pytest
 
@@ -114,8 +115,21 @@ def test_refuses_a_routing_file_in_no_folder(version, monkeypatch, tmp_path):
 @pytest.mark.usefixtures("simulate")
 def test_says_when_vllm_took_another_platform(version, monkeypatch):
     version(vllm="0.30.0")
+    monkeypatch.setitem(sys.modules, PLATFORM.rpartition(".")[0], ModuleType("platform"))
     monkeypatch.setattr(compat, "current_platform_path", lambda: "other.Platform")
     with pytest.raises(SimulationUnavailableError, match=r"took the platform other\.Platform"):
+        register_general()
+
+
+@pytest.mark.usefixtures("simulate")
+def test_a_broken_package_below_is_not_hidden(version, monkeypatch):
+    """`None` in sys.modules makes an import fail."""
+    version(vllm="0.30.0")
+    monkeypatch.delitem(sys.modules, PLATFORM.rpartition(".")[0], raising=False)
+    for name in ("ascend_vllm_plugin.selection", "vllm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert register() == PLATFORM
+    with pytest.raises(ImportError):
         register_general()
 
 
@@ -128,10 +142,10 @@ def test_vllm_finds_both_entry_points():
         assert found.load() is function
 
 
-def test_importing_the_package_imports_no_vllm_and_touches_no_device():
+def test_staying_out_imports_no_library_and_touches_no_device():
     code = (
-        "import sys, ascend_vllm_plugin; "
-        "print([name for name in ('vllm', 'torch_npu', 'transformers') if name in sys.modules])"
+        "import sys, ascend_vllm_plugin as plugin; plugin.register(); plugin.register_general(); "
+        "print([name for name in ('torch', 'vllm', 'torch_npu') if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True

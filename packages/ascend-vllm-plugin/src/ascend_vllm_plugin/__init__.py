@@ -1,19 +1,29 @@
-"""vLLM on Ascend: routed, explained attention backends and drafters."""
+"""vLLM on Ascend: routed, explained attention backends and drafters.
 
-from ascend_vllm_plugin.compat import SUPPORTED_VLLM, installed_vllm
-from ascend_vllm_plugin.drafters import NgramProposer
-from ascend_vllm_plugin.errors import (
-    EnvironmentVariableError,
-    LayerRefusedError,
-    OptionError,
-    PluginError,
-    RoutingFileError,
-    SimulationUnavailableError,
-    UnsupportedVllmError,
-)
-from ascend_vllm_plugin.options import Options
-from ascend_vllm_plugin.registration import register, register_general
-from ascend_vllm_plugin.routing import RoutingRow, RoutingTable, read_routing
+Names load on first use: vLLM imports this package in every process in which it is installed,
+whether anybody wants it there or not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ascend_vllm_plugin.compat import SUPPORTED_VLLM, installed_vllm
+    from ascend_vllm_plugin.drafters import NgramProposer
+    from ascend_vllm_plugin.errors import (
+        EnvironmentVariableError,
+        LayerRefusedError,
+        OptionError,
+        PluginError,
+        RoutingFileError,
+        SimulationUnavailableError,
+        UnsupportedVllmError,
+    )
+    from ascend_vllm_plugin.options import Options
+    from ascend_vllm_plugin.registration import register, register_general
+    from ascend_vllm_plugin.routing import RoutingRow, RoutingTable, read_routing
 
 __all__ = [
     "SUPPORTED_VLLM",
@@ -33,3 +43,31 @@ __all__ = [
     "register",
     "register_general",
 ]
+
+_HOMES = {
+    "SUPPORTED_VLLM": "compat",
+    "EnvironmentVariableError": "errors",
+    "LayerRefusedError": "errors",
+    "NgramProposer": "drafters",
+    "OptionError": "errors",
+    "Options": "options",
+    "PluginError": "errors",
+    "RoutingFileError": "errors",
+    "RoutingRow": "routing",
+    "RoutingTable": "routing",
+    "SimulationUnavailableError": "errors",
+    "UnsupportedVllmError": "errors",
+    "installed_vllm": "compat",
+    "read_routing": "routing",
+    "register": "registration",
+    "register_general": "registration",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

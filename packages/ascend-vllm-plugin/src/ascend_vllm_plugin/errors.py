@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ascend_attn_ops import Refusal
+if TYPE_CHECKING:
+    from ascend_attn_ops import Refusal
 
 
 class PluginError(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ascend_vllm_plugin import compat
 from ascend_vllm_plugin.environment import routing_file, simulated_profile, simulation_requested
 
@@ -14,7 +16,8 @@ def register() -> str | None:
     Offers a platform only when `ASCEND_VLLM_SIMULATE=1`; a vLLM on CUDA, on a plain CPU, or on
     an NPU under another plugin keeps its own. vLLM logs whatever is raised here at debug level
     and carries on with its own platform, so `register_general` checks the same again: an error
-    there reaches the user.
+    there reaches the user. For the same reason this module imports little: an installation that
+    is broken further down must fail in `register_general`, not while vLLM looks for plugins.
 
     Raises:
         EnvironmentVariableError: an environment variable of this package is wrong.
@@ -32,11 +35,13 @@ def register_general() -> None:
 
     Raises:
         SimulationUnavailableError: simulation was asked for, and vLLM took another platform.
+        ImportError: a package below this one cannot be imported.
         PluginError, ascend_hwprofile.HwProfileError: as `register`.
     """
     if not simulation_requested():
         return
     _check_request()
+    import_module(SIMULATED_PLATFORM.rpartition(".")[0])
     compat.require_platform(SIMULATED_PLATFORM)
 
 
