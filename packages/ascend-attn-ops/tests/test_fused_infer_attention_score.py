@@ -163,8 +163,9 @@ def test_unpaged_keys_take_cumulative_lengths(provider: str) -> None:
 def test_many_tiles_equal_one(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments, _ = paged(_case(q_lens=[4, 1], kv_lens=[200, 150]))
     whole, whole_lse = ops.fused_infer_attention_score(**arguments, provider=provider)
-    module = importlib.import_module("ascend_attn_ops.operators.fused_infer_attention_score.cpu")
-    monkeypatch.setattr(module, "_TILE_ELEMENTS", 1)
+    for name in ("flash", "tiles"):
+        module = importlib.import_module(f"ascend_attn_ops.operators._shared.fused_infer.{name}")
+        monkeypatch.setattr(module, "_TILE_ELEMENTS", 1)
     tiled, tiled_lse = ops.fused_infer_attention_score(**arguments, provider=provider)
     torch.testing.assert_close(tiled, whole, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(tiled_lse, whole_lse, rtol=1e-6, atol=1e-6)

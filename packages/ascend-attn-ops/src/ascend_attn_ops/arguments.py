@@ -54,10 +54,37 @@ def tensor_list(**kwargs: Any) -> Any:
     return attrs.field(converter=_as_tuple, **kwargs)
 
 
+def _list_as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def tensor_or_list(**kwargs: Any) -> Any:
+    """Field of a tensor for which aclnn, but not torch, also takes a tensor list.
+
+    :func:`from_data` reads a JSON list as a tuple of tensors, so that the contract can judge it.
+    """
+    return attrs.field(converter=_list_as_tuple, metadata={"tensor_list": True}, **kwargs)
+
+
+def given_outputs(**kwargs: Any) -> Any:
+    """Field of the caller's output tensors: ``out`` of the vendor's ``.out`` overload.
+
+    It is not part of the operator's own schema; the contract judges shapes and dtypes.
+    """
+    return attrs.field(converter=_as_tuple, metadata={"outputs": True}, **kwargs)
+
+
 @typing.dataclass_transform(
     frozen_default=True,
     eq_default=False,
-    field_specifiers=(attrs.field, mutated, int_list, tensor_list),
+    field_specifiers=(
+        attrs.field,
+        mutated,
+        int_list,
+        tensor_list,
+        tensor_or_list,
+        given_outputs,
+    ),
 )
 def arguments_record(cls: type[T]) -> type[T]:
     """Class decorator: a frozen record compared by identity (tensors have no truth value)."""
@@ -75,6 +102,8 @@ class Parameter:
         default: Default, or ``attrs.NOTHING`` where the argument is required.
         keyword_only: Whether it must be passed by name.
         mutated: Whether the operator writes it in place.
+        tensor_list: Whether aclnn also takes a list of tensors.
+        outputs: Whether it is the ``out`` of the ``.out`` overload, not in the schema itself.
     """
 
     name: str
@@ -82,7 +111,9 @@ class Parameter:
     optional: bool
     default: Any
     keyword_only: bool
-    mutated: bool
+    mutated: bool = False
+    tensor_list: bool = False
+    outputs: bool = False
 
     @property
     def required(self) -> bool:
@@ -132,6 +163,8 @@ def _parameter(field: attrs.Attribute[Any], hint: Any) -> Parameter:
         default=field.default,
         keyword_only=field.kw_only,
         mutated=bool(field.metadata.get("mutated")),
+        tensor_list=bool(field.metadata.get("tensor_list")),
+        outputs=bool(field.metadata.get("outputs")),
     )
 
 
@@ -141,6 +174,8 @@ def torch_schema(record: type, returns: str) -> str:
     parts: list[str] = []
     star = False
     for parameter in parameters(record):
+        if parameter.outputs:
+            continue
         if parameter.keyword_only and not star:
             parts.append("*")
             star = True
@@ -178,7 +213,12 @@ def fingerprint(args: Any) -> tuple[Any, ...]:
     """Everything that rules may look at, hashable: shapes, dtypes, strides and scalars."""
     tensors, scalars, lists = _fingerprint_plan(args.__class__)
     described: list[Any] = [
-        t if t is None else (t.shape, t.dtype, t.stride(), t.device) for t in tensors(args)
+        t
+        if t is None
+        else (t.shape, t.dtype, t.stride(), t.device)
+        if t.__class__ is not tuple
+        else tuple((e.shape, e.dtype, e.stride(), e.device) for e in t)
+        for t in tensors(args)
     ]
     for name in lists:
         described += [(t.shape, t.dtype, t.stride(), t.device) for t in getattr(args, name) or ()]
@@ -246,7 +286,7 @@ def from_data(record: type[T], data: Mapping[str, Any]) -> T:
 
 def _from_json(parameter: Parameter, value: Any) -> Any:
     readers: dict[str, Callable[[Any], Any]] = {
-        "tensor": lambda v: tensor_from_data(parameter.name, v),
+        "tensor": lambda v: _tensor_or_list(parameter, v),
         "tensors": lambda v: tuple(tensor_from_data(parameter.name, entry) for entry in v),
         "ints": lambda v: tuple(_exact(entry, int) for entry in v),
         "int": lambda v: _exact(v, int),
@@ -260,6 +300,12 @@ def _from_json(parameter: Parameter, value: Any) -> Any:
         raise ArgumentFormatError(
             f"{parameter.name}: found {value!r}, expected {parameter.kind}"
         ) from error
+
+
+def _tensor_or_list(parameter: Parameter, value: Any) -> Any:
+    if parameter.tensor_list and isinstance(value, list):
+        return tuple(tensor_from_data(parameter.name, entry) for entry in value)
+    return tensor_from_data(parameter.name, value)
 
 
 def _exact(value: Any, kind: Any) -> Any:

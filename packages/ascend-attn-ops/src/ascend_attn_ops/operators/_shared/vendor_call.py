@@ -16,7 +16,7 @@ def call_like_record(function: str, args: Any) -> NpuCall:
     """
     known = parameters(args.__class__)
     positional = [p for p in known if p.required and not p.keyword_only]
-    named = [p for p in known if p not in positional]
+    named = [p for p in known if p not in positional and not p.outputs]
     return NpuCall(
         function,
         tuple(_plain(getattr(args, p.name)) for p in positional),

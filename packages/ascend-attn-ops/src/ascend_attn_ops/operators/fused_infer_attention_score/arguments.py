@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import attrs
 import torch
 
-from ...arguments import IntList, arguments_record, int_list
+from ...arguments import (
+    IntList,
+    TensorList,
+    arguments_record,
+    given_outputs,
+    int_list,
+    tensor_or_list,
+)
+from .._shared.fused_infer.call import Call
 
 UNLIMITED = 2147483647
 
@@ -25,16 +35,27 @@ class FusedInferAttentionScoreArguments:
     Paged keys (``block_table`` given): key and value are (num_blocks, block_size, KN*D),
     (num_blocks, KN, block_size, D) or NZ (num_blocks, KN, D/16, block_size, 16).
 
+    Layouts: BSH (B, S, N*D), BSND (B, S, N, D), BNSD (B, N, S, D), TND (T, N, D), NTD (N, T, D);
+    ``A_B`` reads A and writes B, where NBSD is (N, B, S, D).
+
     Attributes:
-        query: By ``input_layout``: BSH (B, S, N*D), BSND, BNSD, TND (T, N, D), NTD (N, T, D) ...;
-            float16 or bfloat16 (float32 on the host providers only).
-        key: Like query with KN heads, or the paged cache.
+        query: By ``input_layout``; float16 or bfloat16 (float32 on the host providers only), int8
+            with the quantisation scales.
+        key: Like query with KN heads, or the paged cache. aclnn also takes a list with one
+            tensor of batch 1 per request; it is judged, not run.
         value: Like key; its head size may differ where the documents allow it.
         pse_shift: (B or 1, N, S, KS) position shift added to the scores.
-        atten_mask: bool, int8 or uint8; 1 = do not attend.
+        atten_mask: bool, int8 or uint8; 1 = do not attend. Full masks are (S, KS), (1 or B, S, KS)
+            or (1 or B, 1, S, KS), and (B, KS) when S = 1; they may be larger than needed.
         actual_seq_lengths: Host integers; T layouts: cumulative query lengths, last == T.
         actual_seq_lengths_kv: Host integers; paged: plain lengths per request, also with TND.
         block_table: (B, max_blocks) int32 block ids.
+        quant_scale2: Scale of an int8 output; ``quant_offset2`` its offset.
+        query_padding_size: (1,) int64, rows of padding behind left-padded queries.
+        kv_padding_size: Likewise for keys.
+        key_shared_prefix: Keys of batch 1 in front of those of every request.
+        value_shared_prefix: Their values.
+        actual_shared_prefix_len: One length of the prefix.
         query_rope: Rotary part of an MLA query, last dimension 64.
         key_rope: Rotary part of MLA keys.
         num_heads: N.
@@ -46,6 +67,10 @@ class FusedInferAttentionScoreArguments:
         inner_precise: Bit 0: 1 = high performance; bit 1: zero fully masked rows.
         block_size: Tokens per block of the paged cache.
         softmax_lse_flag: Whether lse is computed.
+        out: The caller's [attention_out, softmax_lse], filled and returned (``.out`` overload).
+
+    The remaining arguments quantise keys or the whole computation; the rules judge them, the host
+    providers do not compute them.
 
     Returns (attention_out, lse): attention_out in the output layout, dtype of query; lse float32,
     T layouts (T, N, 1), otherwise (B, N, S, 1), (0,) when not asked for. Rows without keys: out 0
@@ -55,8 +80,8 @@ class FusedInferAttentionScoreArguments:
     """
 
     query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
+    key: torch.Tensor = tensor_or_list()
+    value: torch.Tensor = tensor_or_list()
     pse_shift: torch.Tensor | None = attrs.field(default=None, kw_only=True)
     atten_mask: torch.Tensor | None = attrs.field(default=None, kw_only=True)
     actual_seq_lengths: IntList | None = int_list(default=None, kw_only=True)
@@ -95,12 +120,44 @@ class FusedInferAttentionScoreArguments:
     value_antiquant_mode: int = attrs.field(default=0, kw_only=True)
     softmax_lse_flag: bool = attrs.field(default=False, kw_only=True)
 
-    @property
-    def paged(self) -> bool:
-        """Whether keys and values are a paged cache."""
-        return self.block_table is not None
+    out: TensorList | None = given_outputs(default=None, kw_only=True)
 
-    @property
-    def kv_heads(self) -> int:
-        """KN: the number of key and value heads."""
-        return self.num_key_value_heads or self.num_heads
+    @cached_property
+    def call(self) -> Call:
+        """The call in the vocabulary that both versions share."""
+        quant = ("dequant_scale1", "quant_scale1", "dequant_scale2", "antiquant_offset",
+                 "key_antiquant_offset", "value_antiquant_offset", "key_rope_antiquant_scale")  # fmt: skip
+        return Call(
+            query=self.query,
+            key=self.key,
+            value=self.value,
+            pse=self.pse_shift,
+            mask=self.atten_mask,
+            q_lens=self.actual_seq_lengths,
+            kv_lens=self.actual_seq_lengths_kv,
+            block_table=self.block_table,
+            query_rope=self.query_rope,
+            key_rope=self.key_rope,
+            prefix=(self.key_shared_prefix, self.value_shared_prefix),
+            prefix_lens=self.actual_shared_prefix_len,
+            padding=(self.query_padding_size, self.kv_padding_size),
+            out_scale=self.quant_scale2,
+            out_offset=self.quant_offset2,
+            key_scale=self.key_antiquant_scale,
+            value_scale=self.value_antiquant_scale,
+            pair_scale=self.antiquant_scale,
+            other_quant=tuple(name for name in quant if getattr(self, name) is not None),
+            heads=self.num_heads,
+            kv_heads_given=self.num_key_value_heads,
+            scale=self.scale,
+            pre=self.pre_tokens,
+            nxt=self.next_tokens,
+            layout=self.input_layout,
+            mode=self.sparse_mode,
+            inner_precise=self.inner_precise,
+            block_size=self.block_size,
+            key_mode=self.key_antiquant_mode,
+            value_mode=self.value_antiquant_mode,
+            lse=self.softmax_lse_flag,
+            out=self.out,
+        )

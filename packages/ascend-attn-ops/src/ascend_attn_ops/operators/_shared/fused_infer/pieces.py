@@ -1,0 +1,63 @@
+"""Runs of query rows that the fast provider computes together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import attrs
+import torch
+
+from .problem import Problem, Span
+
+
+@attrs.frozen(eq=False)
+class Bucket:
+    """Equally long runs of query rows of requests with similar key counts.
+
+    Attributes:
+        rows: (R, n) query rows.
+        requests: (R,) request numbers.
+        offsets: (R,) number of the first row within its request.
+        kv_lens: (R,) key counts.
+        ends: (R,) key position that the first row has under bottom-right alignment.
+    """
+
+    rows: torch.Tensor
+    requests: torch.Tensor
+    offsets: torch.Tensor
+    kv_lens: torch.Tensor
+    ends: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        """n: query rows of each run."""
+        return self.rows.shape[1]
+
+    @property
+    def size(self) -> int:
+        """R: number of runs."""
+        return self.rows.shape[0]
+
+
+def buckets(p: Problem, spans: Iterable[Span], *, most_rows: int, most: int) -> list[Bucket]:
+    """Runs of at most ``most_rows`` rows of each request, ``most`` rows in a bucket."""
+    groups: dict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
+    for span in spans:
+        if span.kv_len == 0:
+            continue  # no keys: the output stays zero
+        for offset in range(0, span.q_len, most_rows):
+            count = min(most_rows, span.q_len - offset)
+            run = (span.start + offset, span.request, offset, span.kv_len, span.q_len)
+            groups[count, span.kv_len.bit_length()].append(run)
+    return [
+        _bucket(count, runs[first : first + max(most // count, 1)])
+        for (count, _), runs in groups.items()
+        for first in range(0, len(runs), max(most // count, 1))
+    ]
+
+
+def _bucket(count: int, runs: list[tuple[int, ...]]) -> Bucket:
+    starts, requests, offsets, kv_lens, q_lens = torch.tensor(runs).unbind(1)
+    rows = starts[:, None] + torch.arange(count)
+    return Bucket(rows, requests, offsets, kv_lens, kv_lens - q_lens + offsets)
