@@ -178,3 +178,31 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_HWPROFILE", "910B")
     with pytest.raises(UnsupportedSocError, match=r"ASCEND_HWPROFILE.*first generation"):
         profile_from_environment()
+
+
+@pytest.mark.parametrize(
+    ("soc", "slices"),
+    [
+        ("A2", (2, 3, 6, 12, 24)),
+        ("Ascend950PR_9589", (4, 8, 16, 32)),
+        ("Ascend950DT_9572", (7, 14, 28)),
+        ("A3", ()),
+    ],
+)
+def test_virtual_slices(soc: str, slices: tuple[int, ...]) -> None:
+    assert profile_for(soc).virtual_slices == slices
+
+
+@pytest.mark.parametrize(
+    ("family", "core", "die_pair"),
+    [
+        ("A2", "dav-c220", False),
+        ("A3", "dav-c220", True),
+        ("A5", "dav-c310", False),
+        ("310P", "dav-m200", False),
+        ("310B", "dav-m300", False),
+    ],
+)
+def test_toolchain_core_and_die_pair(family: str, core: str, die_pair: bool) -> None:
+    profile = profile_for(family)
+    assert (profile.toolchain_core, profile.die_pair) == (core, die_pair)

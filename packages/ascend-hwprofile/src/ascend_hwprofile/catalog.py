@@ -62,6 +62,7 @@ class FamilyTable:
     default_reason: str
     stems: tuple[str, ...]
     toolchain_core: str
+    source_directories: tuple[str, ...]
     die_pair: bool
     refusal: str | None
     shared_runtime_value: int | None
@@ -182,6 +183,7 @@ def family_table(family: Family) -> FamilyTable:
         default_reason=row["default_reason"],
         stems=tuple(row["stems"]),
         toolchain_core=row["toolchain_core"],
+        source_directories=tuple(row["source_directories"]),
         die_pair=row["die_pair"],
         refusal=row.get("refusal"),
         shared_runtime_value=row.get("shared_runtime_value"),

@@ -21,7 +21,15 @@ _SCALARS = (
     "memory_bytes",
     "l2_bytes",
 )
-_IDENTITY = ("family", "product", "runtime_value", "toolchain_core", "die_pair", "note")
+_IDENTITY = (
+    "family",
+    "product",
+    "runtime_value",
+    "toolchain_core",
+    "die_pair",
+    "virtual_slices",
+    "note",
+)
 
 
 def size_text(count: int | float | None) -> str:
@@ -51,7 +59,7 @@ def list_socs(family: str | None) -> Report:
     """List every SoC of the data, refused ones included."""
     socs = [soc for soc in known_socs() if family is None or soc.family == family]
     rows = [_list_row(soc) for soc in socs]
-    headers = ("SoC", "family", "value", "cube", "vector", "clock", "memory", "L2", "supported")
+    headers = ("SoC", "family", "value", "cube", "vector", "clock", "memory", "L2", "status")
     document = {**documents.header("list"), "socs": [documents.of_soc(soc) for soc in socs]}
     return Report(document, (table("Ascend SoCs", headers, rows),))
 
@@ -60,8 +68,8 @@ def _list_row(soc: SocId) -> Sequence[object]:
     figures = find_entry(soc.soc_name).figures()
     names = ("cube_cores", "vector_cores", "clock_mhz", "memory_bytes", "l2_bytes")
     shown = [figure_text(name, figures[name].value if name in figures else None) for name in names]
-    supported = "yes" if soc.refusal is None else "refused"
-    return (soc.soc_name, soc.family or "-", soc.runtime_value or "-", *shown, supported)
+    status = "ok" if soc.refusal is None else "refused"
+    return (soc.soc_name, soc.family or "-", soc.runtime_value or "-", *shown, status)
 
 
 def show(soc: str) -> Report:

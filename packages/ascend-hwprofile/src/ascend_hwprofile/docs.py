@@ -14,7 +14,7 @@ from ascend_hwprofile.profile import HardwareProfile
 from ascend_hwprofile.profiles import known_profiles, profile_for
 from ascend_hwprofile.records import Figure
 from ascend_hwprofile.soc import known_socs
-from ascend_hwprofile.words import Capability, Confidence
+from ascend_hwprofile.words import Capability, Confidence, Family
 
 _MARKS = {
     Confidence.VENDOR: "",
@@ -45,7 +45,15 @@ Marks: (d) derived, (p) press, (?) unverified, ? not stated by any source read.
 
 def render() -> str:
     """Return the whole page."""
-    sections = (_INTRODUCTION, _socs(), _buffers(), _peaks(), _capabilities(), _operators())
+    sections = (
+        _INTRODUCTION,
+        _families(),
+        _socs(),
+        _buffers(),
+        _peaks(),
+        _capabilities(),
+        _operators(),
+    )
     return "\n".join((*sections, _refused(), _sources()))
 
 
@@ -58,6 +66,23 @@ def _cell(name: str, figure: Figure | None) -> str:
     if figure is None:
         return "?"
     return figure_text(name, figure.value) + _MARKS[figure.confidence]
+
+
+def _families() -> str:
+    rows = [
+        (
+            table.family.value,
+            table.title,
+            "refused" if table.refusal else f"{table.default_soc}: {table.default_reason}",
+            str(table.figures()["npu_arch"].value),
+            table.toolchain_core,
+            ", ".join(table.source_directories) or "-",
+        )
+        for table in map(catalog.family_table, Family)
+    ]
+    headers = ("family", "products", "default SoC", "NPU architecture", "toolchain core")
+    text = _markdown((*headers, "build-tree directories"), rows)
+    return f"## Families\n\n{text}"
 
 
 def _socs() -> str:

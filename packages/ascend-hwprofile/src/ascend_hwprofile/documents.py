@@ -48,6 +48,7 @@ def of_profile(profile: HardwareProfile) -> Document:
         "runtime_value": profile.runtime_value,
         "toolchain_core": profile.toolchain_core,
         "die_pair": profile.die_pair,
+        "virtual_slices": list(profile.virtual_slices),
         "note": profile.note,
         "npu_arch": profile.npu_arch,
         "cube_cores": profile.cube_cores,

@@ -26,7 +26,8 @@ class HardwareProfile:
 
     A figure that no source states is None; :meth:`require` turns that into an error. Sizes are in
     bytes, clocks in MHz. ``dtypes`` are what the cube unit computes. ``product`` is the column of
-    the vendor's product tables, None where the SoC name does not tell.
+    the vendor's product tables, None where the SoC name does not tell. ``virtual_slices`` are the
+    AI core counts that the platform_config files offer for virtual devices.
     """
 
     family: Family
@@ -35,6 +36,7 @@ class HardwareProfile:
     runtime_value: int | None
     toolchain_core: str
     die_pair: bool
+    virtual_slices: tuple[int, ...]
     note: str
     npu_arch: int | None
     cube_cores: int | None

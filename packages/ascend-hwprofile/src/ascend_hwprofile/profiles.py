@@ -133,6 +133,7 @@ def _profile(soc_name: str) -> HardwareProfile:
         runtime_value=soc.runtime_value,
         toolchain_core=family.toolchain_core,
         die_pair=family.die_pair,
+        virtual_slices=tuple(entry.row.get("virtual_slices", family.virtual_slices)),
         note=entry.note,
         npu_arch=whole("npu_arch"),
         cube_cores=whole("cube_cores"),

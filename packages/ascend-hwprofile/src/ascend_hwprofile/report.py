@@ -81,9 +81,16 @@ def _write_rich(report: Report, out: TextIO) -> bool:
         if isinstance(part, str):
             console.print(Text(part))
             continue
-        shown = RichTable(title=part.title, title_justify="left", box=box.SIMPLE_HEAD)
-        for header in part.headers:
-            shown.add_column(header, overflow="fold")
+        shown = RichTable(
+            title=part.title,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
+        for position, header in enumerate(part.headers):
+            # The name in the first column must stay whole, so that it can be copied.
+            shown.add_column(header, overflow="fold", no_wrap=position == 0)
         for row in part.rows:
             shown.add_row(*map(Text, row))
         console.print(shown)
