@@ -9,6 +9,8 @@ from engines import environment, run_script
 
 from ascend_vllm_plugin.patches.kernel_dispatchers import DISPATCHERS
 
+pytestmark = pytest.mark.engine
+
 EXPECTED: dict[str, Any] = {
     # [5, recovered 9] and [7, bonus 2]: what the target said, up to the first mismatch.
     "_rejection_greedy_sample": [[5, 9, -1], [7, 2, -1]],

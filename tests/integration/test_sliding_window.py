@@ -11,6 +11,8 @@ from tiny_models import LENGTHS, SLIDING_WINDOW, make_sliding_qwen3, random_prom
 
 from ascend_vllm_plugin import read_routing
 
+pytestmark = pytest.mark.engine
+
 NUM_LAYERS = 3
 NUM_TOKENS = 48
 TOKEN_BUDGET = 32

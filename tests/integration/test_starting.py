@@ -27,6 +27,8 @@ LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, skip_tokenizer_init=
 OTHER_RANGE = """
 from packaging.specifiers import SpecifierSet
 from ascend_vllm_plugin import compat
+
+pytestmark = pytest.mark.engine
 compat.SUPPORTED_VLLM = SpecifierSet(">=0.99")
 """
 
