@@ -4,6 +4,7 @@ import ascend_attn_ops
 
 RECORDS_AND_FUNCTIONS = {
     "ArgumentFormatError", "AttentionOperatorError", "Contract", "Explanation", "Finding",
+    "FlashAttnPlan",
     "NoProviderError", "NpuCall", "OpArgumentError", "Operator", "PartialAttention", "Provider",
     "ProviderUnavailableError", "Refusal", "Rule", "RuleContext", "Sample", "SanitizerError",
     "Scope", "Stage", "TensorMeta", "Tolerance", "UnknownOperatorError", "all_operators", "check",

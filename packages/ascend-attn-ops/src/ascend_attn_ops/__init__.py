@@ -8,6 +8,7 @@ from .operators.attention_update import attention_update
 from .operators.attention_update.arguments import AttentionUpdateArguments
 from .operators.flash_attn import flash_attn
 from .operators.flash_attn.arguments import FlashAttnArguments
+from .operators.flash_attn.plan import FlashAttnPlan
 from .operators.flash_attn_metadata import flash_attn_metadata
 from .operators.flash_attn_metadata.arguments import FlashAttnMetadataArguments
 from .operators.fused_infer_attention_score import fused_infer_attention_score
@@ -65,6 +66,7 @@ __all__ = [
     "Finding",
     "FlashAttnArguments",
     "FlashAttnMetadataArguments",
+    "FlashAttnPlan",
     "FusedInferAttentionScoreArguments",
     "FusedInferAttentionScoreV2Arguments",
     "GatherPaKvCacheArguments",

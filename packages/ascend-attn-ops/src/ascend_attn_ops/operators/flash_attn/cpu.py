@@ -17,7 +17,7 @@ from .keys import KeyReader
 from .lengths import Side, kv_side
 from .rows import outputs, query_rows
 
-_TILE_ELEMENTS = 1 << 22  # elements of one key tile: 16 MiB in float32
+_TILE_ELEMENTS = 1 << 21  # elements of one key tile: 8 MiB in float32, about the last-level cache
 _QUERY_TILE = 256  # query rows per call: their mask stays small, keys no row sees are left out
 _FOLD_BELOW = 32  # query rows below which a group's heads share one call
 

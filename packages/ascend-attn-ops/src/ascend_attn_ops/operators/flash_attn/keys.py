@@ -74,10 +74,10 @@ class KeyReader:
         ids = table[requests][:, columns].long()
         ids = ids.masked_fill(columns * size >= lengths[:, None], 0)  # unused ids may be anything
         if self.args.layout_kv == "PA_BBND":
-            cache = rows[ids].flatten(1, 2).transpose(1, 2)
+            cache = rows.index_select(0, ids.flatten()).view(*ids.shape, *rows.shape[1:])
+            cache = cache.flatten(1, 2).transpose(1, 2)
         else:
-            heads = torch.arange(self.args.kv_heads)[:, None]
-            cache = rows[ids[:, None], heads]  # (R, KN, columns, ...) in one pass
+            cache = _heads_first(rows, ids)
             if self.args.layout_kv == "PA_NZ":
                 cache = cache.transpose(3, 4).flatten(4, 5)
             cache = cache.flatten(2, 3)
@@ -106,3 +106,13 @@ class KeyReader:
             return rows[requests, first:last].transpose(1, 2)
         index = starts[:, None] + torch.arange(first, last)
         return rows[index.clamp_(max=rows.shape[0] - 1)].transpose(1, 2)
+
+
+def _heads_first(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Blocks (R, KN, columns, ...) of a cache (blocks, KN, ...) for ids (R, columns)."""
+    heads = torch.arange(rows.shape[1])[:, None]
+    if rows.stride(0) != rows.shape[1] * rows.stride(1):
+        return rows[ids[:, None], heads]
+    flat = ids[:, None] * rows.shape[1] + heads  # copies whole (block, head) pieces: faster
+    pieces = rows.flatten(0, 1).index_select(0, flat.flatten())
+    return pieces.view(*flat.shape, *rows.shape[2:])
