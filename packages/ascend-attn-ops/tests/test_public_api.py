@@ -23,6 +23,8 @@ OPERATORS = {
     "kv_rmsnorm_rope_cache": "KvRmsnormRopeCacheArguments",
     "kv_rmsnorm_rope_cache_v2": "KvRmsnormRopeCacheV2Arguments",
     "lightning_indexer": "LightningIndexerArguments",
+    "mla_prolog_v2": "MlaPrologV2Arguments",
+    "mla_prolog_v3": "MlaPrologV3Arguments",
     "quant_lightning_indexer": "QuantLightningIndexerArguments",
     "quant_lightning_indexer_v2": "QuantLightningIndexerV2Arguments",
     "reshape_and_cache": "ReshapeAndCacheArguments",

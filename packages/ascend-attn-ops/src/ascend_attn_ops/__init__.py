@@ -29,6 +29,10 @@ from .operators.kv_rmsnorm_rope_cache_v2 import kv_rmsnorm_rope_cache_v2
 from .operators.kv_rmsnorm_rope_cache_v2.arguments import KvRmsnormRopeCacheV2Arguments
 from .operators.lightning_indexer import lightning_indexer
 from .operators.lightning_indexer.arguments import LightningIndexerArguments
+from .operators.mla_prolog_v2 import mla_prolog_v2
+from .operators.mla_prolog_v2.arguments import MlaPrologV2Arguments
+from .operators.mla_prolog_v3 import mla_prolog_v3
+from .operators.mla_prolog_v3.arguments import MlaPrologV3Arguments
 from .operators.quant_lightning_indexer import quant_lightning_indexer
 from .operators.quant_lightning_indexer.arguments import QuantLightningIndexerArguments
 from .operators.quant_lightning_indexer_v2 import quant_lightning_indexer_v2
@@ -75,6 +79,8 @@ __all__ = [
     "KvRmsnormRopeCacheArguments",
     "KvRmsnormRopeCacheV2Arguments",
     "LightningIndexerArguments",
+    "MlaPrologV2Arguments",
+    "MlaPrologV3Arguments",
     "NoProviderError",
     "NpuCall",
     "OpArgumentError",
@@ -117,6 +123,8 @@ __all__ = [
     "kv_rmsnorm_rope_cache_v2",
     "lightning_indexer",
     "merge_partials",
+    "mla_prolog_v2",
+    "mla_prolog_v3",
     "operator_named",
     "quant_lightning_indexer",
     "quant_lightning_indexer_v2",

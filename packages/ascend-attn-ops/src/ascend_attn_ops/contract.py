@@ -117,6 +117,10 @@ class Rule:
         )
 
 
+def _seen_as(convert: Callable[[Any], Any], predicate: Predicate) -> Predicate:
+    return lambda args, context: predicate(convert(args), context)
+
+
 class ContractDataError(ValueError):
     """``contract.toml`` and ``rules.py`` of an operator do not fit together."""
 
@@ -148,13 +152,21 @@ class Contract(Generic[A]):
             raise ContractDataError(f"{package}/contract.toml lacks {', '.join(sorted(missing))}")
         return cls(data["name"], data)
 
-    def extended(self, package: str, *, without: frozenset[str] = frozenset()) -> Contract[Any]:
+    def extended(
+        self,
+        package: str,
+        *,
+        without: frozenset[str] = frozenset(),
+        seen_as: Callable[[Any], Any] | None = None,
+    ) -> Contract[Any]:
         """The contract of a newer or older version of this operator.
 
         Args:
             package: Package with a ``contract.toml`` of its own: its limits and rules come on top
                 of this contract's, or replace those of the same name.
             without: Rules of this contract that the other version does not have.
+            seen_as: Turns arguments of the other version into this version's, for the predicates
+                that are kept.
         """
         own = Contract[Any].load(package)
         rules = {key: entry for key, entry in self.data["rules"].items() if key not in without}
@@ -164,7 +176,7 @@ class Contract(Generic[A]):
             "rules": {**rules, **own.data["rules"]},
         }
         kept = {
-            key: predicate
+            key: predicate if seen_as is None else _seen_as(seen_as, predicate)
             for key, predicate in self._predicates.items()
             if key in rules and key not in own.data["rules"]
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .._shared.cache_rows import write_rows
 from .._shared.rotary import rms_norm, rotate_interleaved_to_half
 from .arguments import KvRmsnormRopeCacheArguments as Args
 
@@ -56,15 +57,10 @@ def _write(
 ) -> None:
     if scale is not None:
         rows = (rows * scale).round().clamp(-128, 127)
+    flat = rows.flatten(0, 2)
+    if a.is_paged:
+        write_rows(cache, flat, slots, nz=a.is_nz)
+        return
     kept = slots >= 0
-    new = rows.flatten(0, 2).to(cache.dtype)[kept]
     block, offset = slots[kept] // a.block_size, slots[kept] % a.block_size
-    if not a.is_paged:
-        cache[block, 0, offset] = new
-    elif not a.is_nz:
-        cache[block, offset, 0] = new
-    else:
-        inner = 32 // cache.element_size()
-        count = cache.shape[3] // inner
-        pieces = cache.view(cache.shape[0], count, a.block_size, inner)
-        pieces.transpose(1, 2)[block, offset] = new.view(len(new), count, inner)
+    cache[block, 0, offset] = flat.to(cache.dtype)[kept]
