@@ -61,6 +61,22 @@ def test_max_and_sum_convention() -> None:
     assert not part.out[1].any()
 
 
+def test_statistics_of_several_key_heads_go_to_their_query_heads() -> None:
+    """(KN, T, N/KN) or (B, KN, S, N/KN) in, (T, N) out: head n belongs to key head n // (N/KN)."""
+    key_heads, group, batch, length = 2, 3, 2, 4
+    heads = key_heads * group
+    lse = torch.arange(batch * length * heads).float().view(batch, length, heads)
+    out = torch.randn(batch, length, heads, 5)
+    maximum = torch.stack(
+        [lse[..., :group], lse[..., group:]], 1
+    )  # (B, KN, S, N/KN), written head by head
+    part = ops.PartialAttention.from_max_and_sum(out, maximum, torch.ones_like(maximum))
+    assert torch.equal(part.lse, lse.view(-1, heads))
+    assert torch.equal(part.out, out.view(-1, heads, 5))
+    one = ops.PartialAttention.from_max_and_sum(out[1], maximum[1], torch.ones_like(maximum[1]))
+    assert torch.equal(one.lse, lse[1])
+
+
 def test_merging_nothing_and_unequal_shapes_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         ops.merge_partials([])
