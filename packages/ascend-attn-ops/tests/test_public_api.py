@@ -25,6 +25,7 @@ OPERATORS = {
     "lightning_indexer": "LightningIndexerArguments",
     "mla_prolog_v2": "MlaPrologV2Arguments",
     "mla_prolog_v3": "MlaPrologV3Arguments",
+    "paged_attention": "PagedAttentionArguments",
     "quant_lightning_indexer": "QuantLightningIndexerArguments",
     "quant_lightning_indexer_v2": "QuantLightningIndexerV2Arguments",
     "reshape_and_cache": "ReshapeAndCacheArguments",

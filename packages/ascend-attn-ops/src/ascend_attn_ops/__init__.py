@@ -33,6 +33,8 @@ from .operators.mla_prolog_v2 import mla_prolog_v2
 from .operators.mla_prolog_v2.arguments import MlaPrologV2Arguments
 from .operators.mla_prolog_v3 import mla_prolog_v3
 from .operators.mla_prolog_v3.arguments import MlaPrologV3Arguments
+from .operators.paged_attention import paged_attention
+from .operators.paged_attention.arguments import PagedAttentionArguments
 from .operators.quant_lightning_indexer import quant_lightning_indexer
 from .operators.quant_lightning_indexer.arguments import QuantLightningIndexerArguments
 from .operators.quant_lightning_indexer_v2 import quant_lightning_indexer_v2
@@ -85,6 +87,7 @@ __all__ = [
     "NpuCall",
     "OpArgumentError",
     "Operator",
+    "PagedAttentionArguments",
     "PartialAttention",
     "Provider",
     "ProviderUnavailableError",
@@ -126,6 +129,7 @@ __all__ = [
     "mla_prolog_v2",
     "mla_prolog_v3",
     "operator_named",
+    "paged_attention",
     "quant_lightning_indexer",
     "quant_lightning_indexer_v2",
     "reshape_and_cache",

@@ -7,7 +7,7 @@ import math
 import attrs
 import torch
 
-from ...arguments import arguments_record, mutated
+from ...arguments import arguments_record, mutated, parameters
 from ..mla_prolog_v3.arguments import MlaPrologV3Arguments
 
 
@@ -99,7 +99,7 @@ class MlaPrologV2Arguments:
 
     def as_v3(self) -> MlaPrologV3Arguments:
         """The version 3 call that computes the same."""
-        fields = {field.name: getattr(self, field.name) for field in attrs.fields(type(self))}
+        fields = {p.name: getattr(self, p.name) for p in parameters(MlaPrologV2Arguments)}
         return MlaPrologV3Arguments(
             **fields,
             weight_quant_mode=self.weight_quant_mode,
