@@ -1,21 +1,21 @@
 """Fast host provider: requests of equal query length share batched flash attention calls.
 
 Keys are gathered in tiles and reach torch's CPU flash attention kernel, which also returns the
-logarithm of the sum of exponentials; tiles of a long request are merged by it.
+logarithm of the sum of exponentials; tiles of a long request are merged by it. Few query rows in
+float32 read the cache blocks in place instead, where the copy would cost as much as the products.
 """
 
 from __future__ import annotations
-
-from collections import defaultdict
-from collections.abc import Iterator
 
 import attrs
 import torch
 
 from .arguments import FlashAttnArguments as Args
+from .chunks import Chunk, chunks, hidden_keys, visible_range
+from .in_place import attend_in_place, reads_in_place
 from .keys import KeyReader
-from .lengths import Side, kv_side
-from .rows import outputs, query_rows
+from .lengths import kv_side
+from .rows import outputs, query_rows, with_sinks
 
 _TILE_ELEMENTS = 1 << 21  # elements of one key tile: 8 MiB in float32, about the last-level cache
 _QUERY_TILE = 256  # query rows per call: their mask stays small, keys no row sees are left out
@@ -28,51 +28,19 @@ def run_cpu(a: Args) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     lse = torch.full(query.shape[:2], float("inf"), dtype=torch.float32)
     reader = KeyReader.of(a)
-    for chunk in _chunks(a, queries, kv_side(a)):
+    for chunk in chunks(a, queries, kv_side(a), _TILE_ELEMENTS):
         rows = chunk.rows.reshape(-1)
-        part, part_lse = _attend(a, chunk, query[rows], reader)
+        if chunk.rows.shape[1] < _FOLD_BELOW and reads_in_place(a, chunk):
+            part, part_lse = attend_in_place(a, chunk, query[rows])
+        else:
+            part, part_lse = _attend(a, chunk, query[rows], reader)
         out[rows] = part.to(out.dtype)
         lse[rows] = part_lse.float()
     return outputs(a, out, lse)
 
 
-@attrs.frozen(eq=False)
-class _Chunk:
-    """Requests of one query length that one call takes.
-
-    Attributes:
-        rows: (R, Lq) query rows.
-        requests: (R,) request numbers.
-        kv_start: (R,) first key row of each request (TND).
-        kv_lens: (R,) key counts, all positive.
-    """
-
-    rows: torch.Tensor
-    requests: torch.Tensor
-    kv_start: torch.Tensor
-    kv_lens: torch.Tensor
-
-
-def _chunks(a: Args, queries: Side, keys: Side) -> Iterator[_Chunk]:
-    """Requests by query length, in order of falling key length, as many as fill a key tile."""
-    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    lengths = zip(queries.length.tolist(), keys.length.tolist(), strict=True)
-    for request, (query_len, kv_len) in enumerate(lengths):
-        if query_len and kv_len:
-            groups[query_len].append((kv_len, request))
-    per_key = a.kv_heads * a.head_dim
-    for query_len, members in groups.items():
-        members.sort(reverse=True)
-        while members:
-            count = max(_TILE_ELEMENTS // (members[0][0] * per_key), 1)
-            requests = torch.tensor([request for _, request in members[:count]])
-            rows = queries.start[requests, None] + torch.arange(query_len)
-            yield _Chunk(rows, requests, keys.start[requests], keys.length[requests])
-            members = members[count:]
-
-
 def _attend(
-    a: Args, chunk: _Chunk, query: torch.Tensor, reader: KeyReader
+    a: Args, chunk: Chunk, query: torch.Tensor, reader: KeyReader
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out (R*Lq, Nq, D) and lse (R*Lq, Nq) of one chunk; ``query`` is (R*Lq, Nq, D)."""
     count, query_len = chunk.rows.shape
@@ -94,7 +62,7 @@ def _attend(
 
 def _attend_tile(
     a: Args,
-    chunk: _Chunk,
+    chunk: Chunk,
     query: torch.Tensor,
     rows: slice,
     tile: tuple[int, torch.Tensor, torch.Tensor],
@@ -102,11 +70,11 @@ def _attend_tile(
 ) -> None:
     """Attention of some query rows over one key tile, added to ``total``."""
     first, key, value = tile
-    low, high = _visible_range(a, chunk, rows, first, first + key.shape[2])
+    low, high = visible_range(a, chunk, rows, first, first + key.shape[2])
     if low >= high:
         return
     seen = slice(low - first, high - first)
-    hidden = _hidden(a, chunk, rows, low, high)
+    hidden = hidden_keys(a, chunk, rows, low, high)
     mask = None
     if hidden is not None:
         zeros = torch.zeros(hidden.shape, dtype=query.dtype)
@@ -114,38 +82,6 @@ def _attend_tile(
     part = _flash(query[..., rows, :], key[:, :, seen], value[:, :, seen], mask, a.softmax_scale)
     empty = None if hidden is None else hidden.all(-1)[:, None, None]
     total.add(rows, *part, empty)
-
-
-def _shift(chunk: _Chunk) -> torch.Tensor:
-    """(R,) key position that the first query row of a request stands at."""
-    return chunk.kv_lens - chunk.rows.shape[1]
-
-
-def _visible_range(a: Args, chunk: _Chunk, rows: slice, first: int, last: int) -> tuple[int, int]:
-    """Range of keys, within first .. last, that any of the rows may see."""
-    shift = _shift(chunk)
-    if a.mask_mode == 4 and a.win_left != -1:
-        first = max(first, int(shift.min()) + rows.start - a.win_left)
-    if a.mask_mode == 3 or (a.mask_mode == 4 and a.win_right != -1):
-        right = 0 if a.mask_mode == 3 else a.win_right
-        last = min(last, int(shift.max()) + rows.stop + right)
-    return first, last
-
-
-def _hidden(a: Args, chunk: _Chunk, rows: slice, low: int, high: int) -> torch.Tensor | None:
-    """bool (R, rows, keys): keys that a row must not see; None when it sees all of them."""
-    column = torch.arange(low, high)
-    hidden = (column >= chunk.kv_lens[:, None])[:, None]
-    row = (torch.arange(rows.start, rows.stop) + _shift(chunk)[:, None])[..., None]
-    if a.mask_mode == 3:
-        hidden = hidden | (column > row)
-    if a.mask_mode == 4 and a.win_left != -1:
-        hidden = hidden | (column < row - a.win_left)
-    if a.mask_mode == 4 and a.win_right != -1:
-        hidden = hidden | (column > row + a.win_right)
-    if not bool(hidden.any()):
-        return None
-    return hidden.expand(-1, rows.stop - rows.start, -1)
 
 
 def _flash(
@@ -226,10 +162,4 @@ class _Total:
 
     def result(self, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """out and lse; rows without keys have out 0 and lse +inf, also with sinks."""
-        out, lse = self.out, self.lse
-        empty = lse.isneginf()
-        if sinks is not None:
-            scores = sinks.to(lse.dtype).view(lse.shape[1], lse.shape[2], 1)
-            out = out * torch.sigmoid(lse - scores)[..., None]
-            lse = torch.logaddexp(lse, scores)
-        return out, lse.masked_fill(empty, float("inf"))
+        return with_sinks(self.out, self.lse, sinks)

@@ -54,3 +54,21 @@ def _whole_keys(a: Args, rows: torch.Tensor, request: int, start: int) -> torch.
     if a.layout_kv == "TND":
         return rows[start:]
     return rows[request] if a.layout_kv == "BSND" else rows[request].transpose(0, 1)
+
+
+def with_sinks(
+    out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse with the sinks in the denominator; rows without keys become 0 and +inf.
+
+    Args:
+        out: (R, KN, G, Lq, D), 0 in rows without keys.
+        lse: (R, KN, G, Lq), -inf in rows without keys.
+        sinks: (KN * G,) or None.
+    """
+    empty = lse.isneginf()
+    if sinks is not None:
+        scores = sinks.to(lse.dtype).view(lse.shape[1], lse.shape[2], 1)
+        out = out * torch.sigmoid(lse - scores)[..., None]
+        lse = torch.logaddexp(lse, scores)
+    return out, lse.masked_fill(empty, float("inf"))
