@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ascend_attn_ops import Refusal
+
 
 class AttentionBackendError(Exception):
     """Base class of every error of this package."""
@@ -29,3 +33,28 @@ class AttentionBatchError(InvalidFieldError):
 
 class NoBackendError(AttentionBackendError, LookupError):
     """No backend of this version takes the request; the message lists every reason."""
+
+
+class PlanMismatchError(AttentionBackendError, ValueError):
+    """A plan is used with other arguments than it was made for.
+
+    CANN does not notice this and computes wrong numbers.
+
+    Attributes:
+        refusals: Every argument that differs.
+    """
+
+    def __init__(self, refusals: Iterable[Refusal]) -> None:
+        self.refusals = tuple(refusals)
+        reasons = "\n".join(f"  - {refusal}" for refusal in self.refusals)
+        super().__init__(f"the plan belongs to another flash_attn call:\n{reasons}")
+
+
+class TransferWindowError(AttentionBackendError, RuntimeError):
+    """An attention transfer window was opened inside another one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "attention_transfer_window: found a window that is already open in this context; "
+            "allowed: one at a time, closed before the next one opens"
+        )

@@ -6,6 +6,8 @@ import attrs
 import torch
 
 _ROLES = ("target", "draft")
+_RUNNERS = ("v1", "v2")
+_GATE_MODES = ("strict", "wide", "off")
 
 
 @attrs.frozen(kw_only=True)
@@ -31,11 +33,21 @@ class BackendRequest:
         logits_soft_cap: Bound that scores are squashed to, or None.
         attn_type: ``"decoder"``, ``"encoder"``, ``"encoder_only"`` or ``"encoder_decoder"``.
         context_parallel_size: Ranks that share one request's keys, decode and prefill together.
+        prefill_context_parallel_size: Of these, the ranks that also share one request's queries.
+        per_head_quant_scales: Queries, keys and values have one quantisation scale per head.
+        batch_invariant: Results must not depend on what else is in the batch.
+        speculative: Speculative decoding is configured.
+        runner: Model runner of the engine, ``"v1"`` or ``"v2"``.
+        draft_eager: The draft model runs eager, without captured graphs.
+        target_model_type: ``model_type`` of the target's configuration, e.g. ``"glm_moe_dsa"``.
+        draft_architecture: First of the draft's ``architectures``, e.g. ``"DFlash2DraftModel"``.
+        draft_flash_attn: Who may use the draft backend: ``"strict"``, ``"wide"`` or ``"off"``; see
+            :func:`ascend_attn_backends.judge_draft_gate`.
         provider: Provider of the operators: None for the product's own, ``"cpu"`` or
             ``"reference"`` where the product is simulated. Only these take float32.
 
     Raises:
-        ValueError: A count is below 1, or the role is unknown; names the field.
+        ValueError: A count is below 1, or a role, runner or mode is unknown; names the field.
     """
 
     role: str = attrs.field(default="target", validator=attrs.validators.in_(_ROLES))
@@ -58,6 +70,17 @@ class BackendRequest:
     logits_soft_cap: float | None = None
     attn_type: str = "decoder"
     context_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    prefill_context_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    per_head_quant_scales: bool = False
+    batch_invariant: bool = False
+    speculative: bool = False
+    runner: str = attrs.field(default="v1", validator=attrs.validators.in_(_RUNNERS))
+    draft_eager: bool = False
+    target_model_type: str | None = None
+    draft_architecture: str | None = None
+    draft_flash_attn: str = attrs.field(
+        default="strict", validator=attrs.validators.in_(_GATE_MODES)
+    )
     provider: str | None = None
 
     @property
