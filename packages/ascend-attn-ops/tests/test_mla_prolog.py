@@ -289,3 +289,44 @@ def test_opcheck_and_compile() -> None:
     rest = {name: value for name, value in fresh.items() if name != "token_x"}
     compiled = torch.compile(query, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(fresh["token_x"]), query(fresh["token_x"]))
+
+
+def test_scores_equal_the_modules_of_deepseek_v3_in_transformers() -> None:
+    """Absorbed scores, query . latent + rope . rope, are HF's q . k of the full heads."""
+    name = "transformers.models.deepseek_v3"
+    config_module = pytest.importorskip(f"{name}.configuration_deepseek_v3")
+    module = pytest.importorskip(f"{name}.modeling_deepseek_v3")
+    heads, size, rope, latent, tokens = 3, 8, 32, 64, 5
+    config = config_module.DeepseekV3Config(
+        hidden_size=48, num_attention_heads=heads, num_key_value_heads=heads, q_lora_rank=24,
+        kv_lora_rank=latent, qk_rope_head_dim=rope, qk_nope_head_dim=size, v_head_dim=16,
+        attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    layer = module.DeepseekV3Attention(config, 0).eval().requires_grad_(False)
+    x = torch.randn(1, tokens, 48)
+    cos, sin = tables(angles(numpy.arange(tokens)[None] + 1.0, rope), HALF, torch.float32)
+    q = layer.q_b_proj(layer.q_a_layernorm(layer.q_a_proj(x))).view(1, tokens, heads, -1)
+    q_nope, q_rope = q.transpose(1, 2).split([size, rope], -1)
+    compressed, k_rope = layer.kv_a_proj_with_mqa(x).split([latent, rope], -1)
+    kv = layer.kv_b_proj(layer.kv_a_layernorm(compressed)).view(1, tokens, heads, -1)
+    k_nope = kv.transpose(1, 2)[..., :size]
+    turn = module.apply_rotary_pos_emb_interleave
+    q_rope, k_rope = turn(q_rope, k_rope[:, None], cos, sin)
+    want_scores = q_nope @ k_nope.mT + q_rope @ k_rope.mT
+
+    kv_cache, kr_cache = torch.zeros(2, 16, 1, latent), torch.zeros(2, 16, 1, rope)
+    query, query_rope, *_ = ops.mla_prolog_v3(
+        x[0], layer.q_a_proj.weight.T, layer.q_b_proj.weight.T,
+        layer.kv_b_proj.weight.view(heads, size + 16, latent)[:, :size],
+        layer.kv_a_proj_with_mqa.weight.T, layer.q_a_layernorm.weight,
+        layer.kv_a_layernorm.weight, sin[0], cos[0], kv_cache, kr_cache,
+        cache_index=torch.arange(tokens) + 7,
+        rmsnorm_epsilon_cq=layer.q_a_layernorm.variance_epsilon,
+        rmsnorm_epsilon_ckv=layer.kv_a_layernorm.variance_epsilon,
+    )  # fmt: skip
+    keys, rotary = (cache.flatten(0, 2)[7 : 7 + tokens] for cache in (kv_cache, kr_cache))
+    scores = torch.einsum("tnc,sc->nts", query, keys)
+    scores += torch.einsum("tnr,sr->nts", query_rope, rotary)
+    torch.testing.assert_close(scores, want_scores[0], rtol=1e-4, atol=1e-4)
+    assert want_scores.abs().max() > 0.01

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -145,3 +147,15 @@ def test_opcheck() -> None:
     operator = torch.ops.ascend_attn.rotary_position_embedding
     torch.library.opcheck(operator, (x, cos, sin, "interleave"))
     torch.library.opcheck(operator, (x, cos, sin), {"rotate": torch.randn(64, 64)})
+
+
+def test_the_record_has_the_signature_of_npu_rotary_mul() -> None:
+    """The vendor gives the operator another name in torch_npu; its parameters are ours."""
+    path = Path(__file__).parent / "data" / "torch_npu_2_13_schemas.json"
+    vendor = torch._C.parse_schema(json.loads(path.read_text())["npu_rotary_mul"])
+    ours = torch._C.parse_schema(ops.rotary_position_embedding.schema)
+
+    def described(schema: Any) -> list[tuple[str, str, Any]]:
+        return [(a.name, str(a.type), a.default_value) for a in schema.arguments]
+
+    assert described(ours) == described(vendor)
