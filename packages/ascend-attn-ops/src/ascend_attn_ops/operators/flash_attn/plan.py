@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -10,8 +11,8 @@ import torch
 from ascend_hwprofile import HardwareProfile
 
 from ...arguments import parameters
+from ...context import use_profile
 from ...refusals import Refusal
-from ..flash_attn_metadata import flash_attn_metadata
 from ..flash_attn_metadata.arguments import FlashAttnMetadataArguments
 from .arguments import FlashAttnArguments
 from .rules import CONTRACT
@@ -100,7 +101,10 @@ class FlashAttnPlan:
             arguments = arguments.plan_arguments()
         values = {p.name: getattr(arguments, p.name) for p in parameters(type(arguments))}
         snapshots = {name: _Snapshot.of(values[name]) for name in _LENGTHS}
-        return cls(flash_attn_metadata(**values, profile=profile), arguments, snapshots)
+        with nullcontext() if profile is None else use_profile(profile):
+            # Through the dispatcher: tensors without values (meta, fake) get a plan of that kind.
+            metadata = torch.ops.ascend_attn.flash_attn_metadata(**values)
+        return cls(metadata, arguments, snapshots)
 
     def fits(self, args: FlashAttnArguments) -> list[Refusal]:
         """Every way in which a flash_attn call differs from what the plan was made for.
