@@ -14,6 +14,7 @@ import attrs
 from ascend_attn_ops import Refusal
 from ascend_hwprofile import Capability, HardwareProfile
 
+from .draft_gate import GateTerm, judge_draft_gate
 from .errors import NoBackendError
 from .request import BackendRequest
 
@@ -67,9 +68,12 @@ class Selection:
         request: What was asked.
         soc_name: Product that it was judged for.
         architecture: Name of the layer's architecture, or None for an unknown combination.
-        backend: Name of the first backend of the table that takes the request, or None.
-        verdicts: One per backend, in order of preference.
+        backend: The draft backend if it takes the request, else the first backend of the table
+            that does, or None.
+        verdicts: One per backend, in the order of the table; the draft backend, which is asked
+            before the table, has its place there too.
         architecture_refusals: Why this version or this product cannot run the architecture at all.
+        gate: How the request stands to each term of the draft gate.
     """
 
     request: BackendRequest
@@ -78,6 +82,14 @@ class Selection:
     backend: str | None
     verdicts: tuple[Verdict, ...]
     architecture_refusals: tuple[Refusal, ...] = ()
+    gate: tuple[GateTerm, ...] = ()
+
+    @property
+    def relaxations(self) -> tuple[GateTerm, ...]:
+        """Terms of the strict gate that the choice sets aside; only the wide gate has any."""
+        if self.backend not in gated_backends():
+            return ()
+        return tuple(term for term in self.gate if term.state == "relaxed")
 
     @property
     def backend_class(self) -> type[AttentionBackend]:
@@ -101,6 +113,10 @@ class Selection:
             state = "chosen" if chosen else "accepted" if verdict.accepted else "refused"
             lines.append(f"  {verdict.backend:<{width}}  {state}")
             lines += [f"  {'':<{width}}    {refusal}" for refusal in verdict.refusals]
+            if chosen:
+                lines += [
+                    f"  {'':<{width}}    relaxed: {term.refusal()}" for term in self.relaxations
+                ]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,11 +134,15 @@ class Selection:
                 }
                 for verdict in self.verdicts
             ],
+            "relaxations": [term.refusal().as_dict() for term in self.relaxations],
         }
 
 
 def select_backend(request: BackendRequest, profile: HardwareProfile) -> Selection:
     """Ask every backend of this version and take the first that accepts.
+
+    The draft backend comes first: it takes what passes :func:`judge_draft_gate` and its operator's
+    contract. For everything else the table decides as if there were no draft backend.
 
     Args:
         request: The layer.
@@ -136,13 +156,16 @@ def select_backend(request: BackendRequest, profile: HardwareProfile) -> Selecti
         for name, backend in backend_classes().items()
     )
     entry = _architecture(request.use_mla, request.use_sparse, request.use_compress)
+    gated = gated_backends()
+    preferred = sorted(verdicts, key=lambda verdict: verdict.backend not in gated)
     return Selection(
         request=request,
         soc_name=profile.soc_name,
         architecture=None if entry is None else entry["name"],
-        backend=next((verdict.backend for verdict in verdicts if verdict.accepted), None),
+        backend=next((verdict.backend for verdict in preferred if verdict.accepted), None),
         verdicts=verdicts,
         architecture_refusals=tuple(_architecture_refusals(entry, request, profile)),
+        gate=judge_draft_gate(request, profile),
     )
 
 
@@ -156,7 +179,7 @@ def get_attn_backend_cls(
     """
     entry = _architecture(use_mla, use_sparse, use_compress)
     if entry is not None:
-        for row in _table()["backend"]:
+        for row in _rows_of_the_table():
             if row["architecture"] == entry["name"]:
                 return backend_classes()[row["name"]]
     flags = f"use_mla={use_mla}, use_sparse={use_sparse}, use_compress={use_compress}"
@@ -165,8 +188,17 @@ def get_attn_backend_cls(
 
 @cache
 def backend_classes() -> Mapping[str, type[AttentionBackend]]:
-    """The backends of this version by name, in order of preference."""
+    """The backends of this version by name, in the order of the table."""
     return {row["name"]: _load(row["class"]) for row in _table()["backend"]}
+
+
+def gated_backends() -> frozenset[str]:
+    """Names of the backends that are asked before the table."""
+    return frozenset(row["name"] for row in _table()["backend"] if row.get("before_table"))
+
+
+def _rows_of_the_table() -> list[Mapping[str, Any]]:
+    return [row for row in _table()["backend"] if not row.get("before_table")]
 
 
 def unmet_demands(name: str, request: BackendRequest) -> list[Refusal]:
@@ -219,7 +251,7 @@ def _architecture_refusals(
                 source="ascend_hwprofile",
             )
         )
-    if all(row["architecture"] != entry["name"] for row in _table()["backend"]):
+    if all(row["architecture"] != entry["name"] for row in _rows_of_the_table()):
         refusals.append(_refusal("backend", "architecture", f"{entry['name']} ({entry['title']})"))
     return refusals
 
@@ -229,7 +261,7 @@ def _refusal(rule: str, parameter: str, found: str) -> Refusal:
 
 
 def _known_flags() -> str:
-    built = [row["architecture"] for row in _table()["backend"]]
+    built = dict.fromkeys(row["architecture"] for row in _rows_of_the_table())
     return "an architecture that this version has a backend for: " + ", ".join(built)
 
 
