@@ -5,7 +5,36 @@ A step is described once (:class:`AttentionBatch`), its metadata is built once
 """
 
 from .batch import AttentionBatch
-from .errors import AttentionBackendError, AttentionBatchError, InvalidFieldError, NoBackendError
+from .draft_flash import (
+    AscendFlashAttentionBackend,
+    AscendFlashAttentionImpl,
+    AscendFlashAttentionMetadata,
+    AscendFlashAttentionMetadataBuilder,
+    DraftStep,
+    draft_step,
+    keep_accepted,
+)
+from .draft_gate import GateTerm, judge_draft_gate
+from .errors import (
+    AttentionBackendError,
+    AttentionBatchError,
+    InvalidFieldError,
+    NoBackendError,
+    PlanMismatchError,
+    TransferWindowError,
+)
+from .indexer import (
+    AscendSFAIndexerBackend,
+    AscendSFAIndexerImpl,
+    AscendSFAIndexerMetadata,
+    AscendSFAIndexerMetadataBuilder,
+    IndexGroup,
+    IndexRope,
+    StaleSelectionError,
+    TopKBuffer,
+    index_groups,
+    rotate_index_rows,
+)
 from .kv_layout import (
     PAD_SLOT,
     PagedCacheShape,
@@ -15,7 +44,15 @@ from .kv_layout import (
     scatter_view,
     slots_for_positions,
 )
+from .latent_layout import (
+    SparseCacheShape,
+    kernel_block_size_for,
+    kernel_block_table,
+    kernel_view,
+)
 from .masks import AttentionMaskBuilder, MaskMode
+from .paged_step import PagedStep, PagedStepBuilder
+from .plan_cache import PlanCache, PlanGeometry, StepLengths, require_fitting_plan
 from .request import BackendRequest
 from .selection import (
     AttentionBackend,
@@ -24,6 +61,7 @@ from .selection import (
     get_attn_backend_cls,
     select_backend,
 )
+from .sfa import AscendSFABackend, AscendSFAImpl, AscendSFAMetadata, AscendSFAMetadataBuilder
 from .split import BatchSplit, RequestGroup, prefill_flags
 from .standard import (
     AscendAttentionBackend,
@@ -34,13 +72,26 @@ from .standard import (
 )
 from .starts import repair_starts
 from .transfer import copy_to_device
+from .transfer_window import TransferListener, attention_transfer_window, transfer_listener
 
 __all__ = [
     "PAD_SLOT",
     "AscendAttentionBackend",
     "AscendAttentionBackendImpl",
     "AscendAttentionMetadataBuilder",
+    "AscendFlashAttentionBackend",
+    "AscendFlashAttentionImpl",
+    "AscendFlashAttentionMetadata",
+    "AscendFlashAttentionMetadataBuilder",
     "AscendMetadata",
+    "AscendSFABackend",
+    "AscendSFAImpl",
+    "AscendSFAIndexerBackend",
+    "AscendSFAIndexerImpl",
+    "AscendSFAIndexerMetadata",
+    "AscendSFAIndexerMetadataBuilder",
+    "AscendSFAMetadata",
+    "AscendSFAMetadataBuilder",
     "AttentionBackend",
     "AttentionBackendError",
     "AttentionBatch",
@@ -49,21 +100,47 @@ __all__ = [
     "AttentionMaskBuilder",
     "BackendRequest",
     "BatchSplit",
+    "DraftStep",
+    "GateTerm",
+    "IndexGroup",
+    "IndexRope",
     "InvalidFieldError",
     "MaskMode",
     "NoBackendError",
     "PagedCacheShape",
+    "PagedStep",
+    "PagedStepBuilder",
+    "PlanCache",
+    "PlanGeometry",
+    "PlanMismatchError",
     "RequestGroup",
     "Selection",
+    "SparseCacheShape",
+    "StaleSelectionError",
+    "StepLengths",
+    "TopKBuffer",
+    "TransferListener",
+    "TransferWindowError",
     "Verdict",
+    "attention_transfer_window",
     "attention_view",
     "copy_to_device",
+    "draft_step",
     "element_offsets",
     "get_attn_backend_cls",
+    "index_groups",
+    "judge_draft_gate",
+    "keep_accepted",
+    "kernel_block_size_for",
+    "kernel_block_table",
+    "kernel_view",
     "num_blocks_for",
     "prefill_flags",
     "repair_starts",
+    "require_fitting_plan",
+    "rotate_index_rows",
     "scatter_view",
     "select_backend",
     "slots_for_positions",
+    "transfer_listener",
 ]
