@@ -105,7 +105,7 @@ def _row(table: str, cells: dict[str, str]) -> VendorRow:
 def _arguments(cells: dict[str, str]) -> dict[str, Any]:
     data: dict[str, Any] = {name: _tensor(cells, name) for name in TENSORS}
     data |= {name: _lengths(cells, name) for name in LISTS}
-    data |= {name: int(cells[name]) for name in INTEGERS if cells[name]}
+    data |= {name: int(cells[name]) for name in INTEGERS if cells[name] not in ("", "0")}
     data["scale"] = float(cells["scale"])
     data["input_layout"] = cells["input_layout"]
     data["softmax_lse_flag"] = cells["softmax_lse_flag"] == "1"

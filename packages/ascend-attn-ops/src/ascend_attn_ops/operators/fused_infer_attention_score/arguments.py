@@ -18,6 +18,15 @@ from ...arguments import (
 from .._shared.fused_infer.call import Call
 
 UNLIMITED = 2147483647
+_OTHER_QUANT = (
+    "dequant_scale1",
+    "quant_scale1",
+    "dequant_scale2",
+    "antiquant_offset",
+    "key_antiquant_offset",
+    "value_antiquant_offset",
+    "key_rope_antiquant_scale",
+)
 
 
 @arguments_record
@@ -125,8 +134,7 @@ class FusedInferAttentionScoreArguments:
     @cached_property
     def call(self) -> Call:
         """The call in the vocabulary that both versions share."""
-        quant = ("dequant_scale1", "quant_scale1", "dequant_scale2", "antiquant_offset",
-                 "key_antiquant_offset", "value_antiquant_offset", "key_rope_antiquant_scale")  # fmt: skip
+        quant = (n for n in _OTHER_QUANT if getattr(self, n) is not None)
         return Call(
             query=self.query,
             key=self.key,
@@ -146,7 +154,7 @@ class FusedInferAttentionScoreArguments:
             key_scale=self.key_antiquant_scale,
             value_scale=self.value_antiquant_scale,
             pair_scale=self.antiquant_scale,
-            other_quant=tuple(name for name in quant if getattr(self, name) is not None),
+            other_quant=tuple(quant),
             heads=self.num_heads,
             kv_heads_given=self.num_key_value_heads,
             scale=self.scale,

@@ -6,12 +6,10 @@ import torch
 
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
-from .._shared.fused_infer import rules_features, rules_inputs, rules_keys
 from .._shared.fused_infer.call import Call
-from .._shared.fused_infer.contracts import load_contract
+from .._shared.fused_infer.load import load_contract
 from .arguments import FusedInferAttentionScoreArguments as Args
 
-SHARED = (rules_inputs, rules_keys, rules_features)
 LEGACY_SCALES = ("dequant_scale1", "quant_scale1", "dequant_scale2")
 
 

@@ -6,12 +6,9 @@ import torch
 
 from ...arguments import dtype_name
 from ...contract import Contract, RuleContext
-from .._shared.fused_infer import rules_features, rules_inputs, rules_keys
 from .._shared.fused_infer.call import TREE_MODE, Call
-from .._shared.fused_infer.contracts import load_contract
+from .._shared.fused_infer.load import load_contract
 from .arguments import FusedInferAttentionScoreV2Arguments as Args
-
-SHARED = (rules_inputs, rules_keys, rules_features)
 
 
 def _sink_shape(c: Call, ctx: RuleContext) -> str | None:

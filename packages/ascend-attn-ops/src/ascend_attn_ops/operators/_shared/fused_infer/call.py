@@ -174,6 +174,12 @@ class Call:
         """Sizes of the (first) value."""
         return self.key_shape(self.first_value)
 
+    @property
+    def value_size(self) -> int:
+        """VD: head size of values and output; an oddly wide value leaves that of the query."""
+        size = self.v.size
+        return self.q.size if size is None else size
+
     def key_shape(self, tensor: torch.Tensor) -> KeyShape:
         """Sizes of a tensor of keys or values; its rank fits."""
         shape = tuple(tensor.shape)

@@ -10,19 +10,13 @@ from .call import Call
 
 def output_metas(call: Call) -> tuple[TensorMeta, TensorMeta]:
     """attention_out in the output layout and lse (float32); shape arithmetic only."""
-    q, size = call.q, _value_size(call)
+    q, size = call.q, call.value_size
     letters = {"N": q.heads, "D": size, "H": q.heads * size}
     letters |= {"T": q.length} if call.packed else {"B": q.batch, "S": q.length}
     shape = tuple(letters[letter] for letter in call.target)
     rows = (q.length, q.heads, 1) if call.packed else (q.batch, q.heads, q.length, 1)
     lse = TensorMeta(rows if call.lse else (0,), torch.float32)
     return TensorMeta(shape, _out_dtype(call)), lse
-
-
-def _value_size(call: Call) -> int:
-    """Head size of the values; an oddly wide value leaves that of the query."""
-    size = call.v.size
-    return call.q.size if size is None else size
 
 
 def _out_dtype(call: Call) -> torch.dtype:

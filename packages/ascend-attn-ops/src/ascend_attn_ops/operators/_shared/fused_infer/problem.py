@@ -103,9 +103,7 @@ def problem(c: Call) -> Problem:
         keys, values = _paged(c, spans)
     else:
         keys, values = _unpaged(c, spans, key_starts)
-    size = c.q.size if c.no_keys else c.v.size
-    assert size is not None  # noqa: S101 - the contract guarantees it
-    return Problem(c, query, tuple(spans), keys, values, size, _full_mask(c))
+    return Problem(c, query, tuple(spans), keys, values, c.value_size, _full_mask(c))
 
 
 def rows(tensor: torch.Tensor, base: str, heads: int) -> torch.Tensor:

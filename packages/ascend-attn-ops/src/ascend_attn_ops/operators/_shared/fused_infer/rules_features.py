@@ -237,9 +237,9 @@ def _pse_shape(c: Call, ctx: RuleContext) -> Finding | None:
     if c.packed:
         return Finding(f"a shift with {c.layout}", "no shift with T layouts")
     shape, want = tuple(c.pse.shape), (c.q.batch, c.heads, c.q.length, c.capacity)
-    if len(shape) == 4 and shape[0] in (1, want[0]) and shape[1] == want[1]:
-        if shape[2] >= want[2] and shape[3] >= want[3]:
-            return None
+    fits = len(shape) == 4 and shape[0] in (1, want[0]) and shape[1] == want[1]
+    if fits and shape[2] >= want[2] and shape[3] >= want[3]:
+        return None
     return Finding(str(list(shape)), f"(1 or {want[0]}, {want[1]}, {want[2]}, {want[3]})")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import attrs
 
@@ -183,6 +182,7 @@ def _dense_mistakes() -> dict[str, Data]:
     }
     wide = {name: tensor(2, 2, 64, 192) for name in ("key", "value")}
     keys = tensor(2, 2, 262145, 128)
+    one_head = listed_bsh() | {"num_heads": 1, "num_key_value_heads": 1, "atten_mask": None}
     return {
         "mask_rank": {"atten_mask": tensor(1, 1, 2, 16, 64, dtype="bool")},
         "full_mask": {"atten_mask": tensor(2, 16, 63, dtype="bool")},
@@ -190,9 +190,15 @@ def _dense_mistakes() -> dict[str, Data]:
         "kv_pairing": {"key": [tensor(1, 2, 64, 128)] * 2},
         "head_alignment": odd,
         "layout_without_rope": {"input_layout": "BNSD_NBSD"},
-        "converting_head_size": {"input_layout": "BNSD_BSND", "query": tensor(2, 4, 16, 192)} | wide,
+        "converting_head_size": wide
+        | {"input_layout": "BNSD_BSND", "query": tensor(2, 4, 16, 192)},
         "value_size": {"value": tensor(2, 2, 64, 64)},
-        "length_limit": {"query": tensor(2, 4, 1, 128), "key": keys, "value": keys, "atten_mask": None},
+        "length_limit": {
+            "query": tensor(2, 4, 1, 128),
+            "key": keys,
+            "value": keys,
+            "atten_mask": None,
+        },
         "pse_dtype": {"pse_shift": tensor(2, 4, 16, 64, dtype="int8")},
         "pse_shape": {"pse_shift": tensor(2, 4, 64)},
         "post_quant": {"quant_scale2": tensor(1, dtype="float16")},
@@ -203,28 +209,33 @@ def _dense_mistakes() -> dict[str, Data]:
             "quant_scale2": tensor(1, dtype="float32"),
         },
         "outputs": {"out": [tensor(2, 4, 16, 128, dtype="float16")]},
-        "tensor_list": listed_bsh() | {"input_layout": "BSH_BNSD", "num_heads": 1, "atten_mask": None,
-                                       "num_key_value_heads": 1},
-        "tensor_list_shapes": listed_bsh() | {"input_layout": "BSH", "num_heads": 1,
-                                              "num_key_value_heads": 1, "atten_mask": None,
-                                              "query": tensor(3, 2, 80)},
-    }  # fmt: skip
+        "tensor_list": one_head | {"input_layout": "BSH_BNSD"},
+        "tensor_list_shapes": one_head | {"input_layout": "BSH", "query": tensor(3, 2, 80)},
+    }
 
 
 def _cache_mistakes() -> dict[str, Data]:
-    by_head, nz_narrow, nz_odd = (
-        tensor(6, 2, 128, 128), tensor(6, 2, 6, 128, 16), tensor(6, 2, 8, 128, 8),
-    )  # fmt: skip
+    by_head = tensor(6, 2, 128, 128)
+    nz_narrow, nz_odd = tensor(6, 2, 6, 128, 16), tensor(6, 2, 8, 128, 8)
     small, flat = tensor(6, 24, 256), tensor(6, 128, 65536)
     return {
         "cache_form": {"key": by_head, "value": by_head},
         "nz_head_size": {"query": tensor(2, 1, 384), "key": nz_narrow, "value": nz_narrow},
         "nz_inner": {"key": nz_odd, "value": nz_odd},
-        "block_size_limits": {"key": small, "value": small, "block_size": 24,
-                              "actual_seq_lengths_kv": [20, 70]},
-        "flat_width": {"query": tensor(2, 1, 65536), "key": flat, "value": flat, "num_heads": 128,
-                       "num_key_value_heads": 128},
-    }  # fmt: skip
+        "block_size_limits": {
+            "key": small,
+            "value": small,
+            "block_size": 24,
+            "actual_seq_lengths_kv": [20, 70],
+        },
+        "flat_width": {
+            "query": tensor(2, 1, 65536),
+            "key": flat,
+            "value": flat,
+            "num_heads": 128,
+            "num_key_value_heads": 128,
+        },
+    }
 
 
 def _mla_mistakes() -> dict[str, Data]:
