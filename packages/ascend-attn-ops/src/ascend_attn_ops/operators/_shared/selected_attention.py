@@ -14,7 +14,7 @@ import torch
 from .running_softmax import RunningSoftmax
 from .sequences import KeyRows, QueryRows, visible_keys
 
-TILE_ELEMENTS = 1 << 22  # elements of the gathered keys of a tile: 16 MiB in float32
+TILE_ELEMENTS = 1 << 23  # elements of the gathered keys of a tile: 32 MiB in float32
 
 Gather = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Keys [t, c, Dk] and values [t, c, Dv], float32 or float64, for requests [t, 1] and positions

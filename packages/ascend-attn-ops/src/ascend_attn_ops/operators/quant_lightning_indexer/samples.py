@@ -46,6 +46,7 @@ def _float8(scales: str, weights: str) -> Data:
 
 
 def _hifloat8() -> Data:
+    """Bytes of hifloat8; 290 stands for torch_npu.hifloat8, whose number is (unverified)."""
     changes = _float8("float32", "bfloat16") | retyped(paged_tnd(), "uint8", "query", "key")
     return changes | {"query_dtype": 290, "key_dtype": 290}
 
