@@ -165,3 +165,5 @@ def test_an_impossible_plan_is_refused() -> None:
     bound = ops.flash_attn.bind(**call(cu_seqlens_q=ints([0, 3, 2, 8])))
     with pytest.raises(ops.OpArgumentError, match=r"cu_seqlens_q\[2\] = 2 after 3"):
         ops.FlashAttnPlan.build(bound)
+    with pytest.raises(ops.OpArgumentError, match="layout_kv: found 'PA_XYZ'"):
+        ops.FlashAttnPlan.build(attrs.evolve(bound, layout_kv="PA_XYZ"))

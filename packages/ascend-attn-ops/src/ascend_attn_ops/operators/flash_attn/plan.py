@@ -12,7 +12,7 @@ from ascend_hwprofile import HardwareProfile
 
 from ...arguments import parameters
 from ...context import use_profile
-from ...refusals import Refusal
+from ...refusals import OpArgumentError, Refusal
 from ..flash_attn_metadata.arguments import FlashAttnMetadataArguments
 from .arguments import FlashAttnArguments
 from .rules import CONTRACT
@@ -95,9 +95,12 @@ class FlashAttnPlan:
             profile: Hardware to plan for; default: the context's.
 
         Raises:
-            OpArgumentError: flash_attn_metadata refuses the arguments.
+            OpArgumentError: flash_attn or flash_attn_metadata refuses the arguments.
         """
         if isinstance(arguments, FlashAttnArguments):
+            refusals = CONTRACT.broken(arguments, None, host=True)
+            if refusals:
+                raise OpArgumentError(CONTRACT.name, refusals)
             arguments = arguments.plan_arguments()
         values = {p.name: getattr(arguments, p.name) for p in parameters(type(arguments))}
         snapshots = {name: _Snapshot.of(values[name]) for name in _LENGTHS}
