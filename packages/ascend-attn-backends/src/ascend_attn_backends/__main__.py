@@ -1,0 +1,9 @@
+"""``python -m ascend_attn_backends``."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,202 @@
+"""The kinds of layers of a target, its indexer and its draft, each with its selection."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import attrs
+
+from ascend_attn_ops import Refusal
+from ascend_hwprofile import HardwareProfile
+
+from ..draft_gate import GateTerm
+from ..indexer import AscendSFAIndexerBackend
+from ..request import BackendRequest
+from ..selection import Verdict, select_backend
+from .model_config import ModelConfig
+
+
+@attrs.frozen(kw_only=True)
+class ExplainedLayer:
+    """One kind of layer of a model.
+
+    Attributes:
+        role: ``"target"``, ``"draft"`` or ``"indexer"``.
+        kind: Architecture and window, for people.
+        count: Layers of this kind.
+        backend: Name of the chosen backend, or None.
+        verdicts: Every backend's answer.
+        architecture_refusals: Why this version or product cannot run the architecture at all.
+        gate: The terms of the draft gate; for draft layers.
+        relaxations: Terms that a wide gate set aside for the choice.
+    """
+
+    role: str
+    kind: str
+    count: int
+    backend: str | None
+    verdicts: tuple[Verdict, ...]
+    architecture_refusals: tuple[Refusal, ...] = ()
+    gate: tuple[GateTerm, ...] = ()
+    relaxations: tuple[GateTerm, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The layer as plain data; ``relaxations`` only where there are some."""
+        verdicts = [
+            {"backend": verdict.backend, "refusals": [_short(r) for r in verdict.refusals]}
+            for verdict in self.verdicts
+        ]
+        data = {
+            "role": self.role,
+            "kind": self.kind,
+            "count": self.count,
+            "backend": self.backend,
+            "verdicts": verdicts,
+        }
+        if self.relaxations:
+            data["relaxations"] = [_short(term.refusal()) for term in self.relaxations]
+        return data
+
+
+def explain_models(
+    target: ModelConfig,
+    draft: ModelConfig | None,
+    profile: HardwareProfile,
+    *,
+    runner: str = "v1",
+    eager: bool = False,
+    draft_flash_attn: str = "strict",
+) -> list[ExplainedLayer]:
+    """Every kind of layer and its backend: target, indexer, draft.
+
+    Args:
+        target: Configuration of the target.
+        draft: Configuration of the draft; with it speculative decoding counts as configured.
+        profile: Product that they run on.
+        runner: Model runner of the engine, ``"v1"`` or ``"v2"``.
+        eager: Whether the draft runs eager.
+        draft_flash_attn: Mode of the draft gate.
+
+    Raises:
+        ModelConfigError: A configuration lacks a fact.
+    """
+    facts: dict[str, Any] = {
+        "speculative": draft is not None,
+        "runner": runner,
+        "draft_eager": eager,
+        "draft_flash_attn": draft_flash_attn,
+        "target_model_type": target.model_type,
+        "draft_architecture": None if draft is None else draft.architecture,
+    }
+    layers = _attention_layers(target, "target", facts, profile)
+    if target.use_sparse:
+        layers.append(_indexer(target, facts, profile))
+    if draft is not None:
+        layers += _attention_layers(draft, "draft", facts, profile)
+    return layers
+
+
+def _attention_layers(
+    config: ModelConfig, role: str, facts: dict[str, Any], profile: HardwareProfile
+) -> list[ExplainedLayer]:
+    found = Counter(_request(config, layer, role, facts) for layer in range(config.num_layers))
+    return [_attention_layer(request, count, profile) for request, count in found.items()]
+
+
+def _attention_layer(
+    request: BackendRequest, count: int, profile: HardwareProfile
+) -> ExplainedLayer:
+    selection = select_backend(request, profile)
+    return ExplainedLayer(
+        role=request.role,
+        kind=_kind(selection.architecture, request),
+        count=count,
+        backend=selection.backend,
+        verdicts=selection.verdicts,
+        architecture_refusals=selection.architecture_refusals,
+        gate=selection.gate if request.role == "draft" else (),
+        relaxations=selection.relaxations,
+    )
+
+
+def _kind(architecture: str | None, request: BackendRequest) -> str:
+    parts = [architecture or "unknown architecture"]
+    if request.sliding_window is not None:
+        parts.append(f"sliding window {request.sliding_window}")
+    if not request.causal:
+        parts.append("not causal")
+    return ", ".join(parts)
+
+
+def _request(config: ModelConfig, layer: int, role: str, facts: dict[str, Any]) -> BackendRequest:
+    is_block_draft = role == "draft" and "DFlash" in (config.architecture or "")
+    window, causal = (
+        _block_draft_mask(config, layer) if is_block_draft else (config.window_of(layer), True)
+    )
+    return BackendRequest(
+        role=role,
+        use_mla=config.use_mla,
+        use_sparse=config.use_sparse,
+        use_compress=config.use_compress,
+        head_size=config.head_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        sliding_window=window,
+        causal=causal,
+        has_sinks=config.has_sinks,
+        logits_soft_cap=config.data.get("attn_logit_softcapping"),
+        **facts,
+    )
+
+
+def _block_draft_mask(config: ModelConfig, layer: int) -> tuple[int | None, bool]:
+    """(window, causal) of a layer of a DFlash draft.
+
+    Source: vLLM 0.30 model_executor/models/qwen3_dflash.py. ``is_causal``, then
+    ``dflash_config.causal``, then the layer's type decide; ``use_swa`` makes every layer slide
+    where no layer does by its type.
+    """
+    options = config.section("dflash_config")
+    types = config.layer_types if config.data.get("layer_types") is not None else ()
+    sliding = bool(types) and types[layer] == "sliding_attention"
+    causal = config.data.get("is_causal")
+    causal = options.get("causal") if causal is None else causal
+    causal = sliding if causal is None else bool(causal)
+    if not (sliding or (options.get("use_swa", False) and "sliding_attention" not in types)):
+        return None, causal
+    window = options.get("swa_window_size")
+    if window is None:
+        return config.number("sliding_window"), causal
+    return config.whole_number("swa_window_size", window), causal
+
+
+def _indexer(
+    config: ModelConfig, facts: dict[str, Any], profile: HardwareProfile
+) -> ExplainedLayer:
+    """The layers that choose keys; others reuse their choice."""
+    request = BackendRequest(
+        use_mla=True,
+        use_sparse=True,
+        head_size=config.number("index_head_dim"),
+        num_heads=config.number("index_n_heads"),
+        num_kv_heads=1,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        **facts,
+    )
+    backend = AscendSFAIndexerBackend
+    verdict = Verdict(backend.name, tuple(backend.refusals(request, profile)))
+    return ExplainedLayer(
+        role="indexer",
+        kind=f"indexer, top {config.number('index_topk')}",
+        count=sum(kind == "full" for kind in config.indexer_types()),
+        backend=backend.name if verdict.accepted else None,
+        verdicts=(verdict,),
+    )
+
+
+def _short(refusal: Refusal) -> dict[str, str]:
+    return {"rule": refusal.rule, "found": refusal.found, "allowed": refusal.allowed}
