@@ -33,8 +33,9 @@ NEEDS = {
 }
 COVERED = ("ascend-hwprofile",)  # its coverage has a floor, see its pyproject.toml
 RUFF, MYPY = "ruff==0.17.6", "mypy==2.4.1"
+PARALLEL = "pytest-xdist>=3.6"  # two workers: CI has two cores
 TEST_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -98,11 +99,14 @@ def _tests(session: nox.Session, name: str) -> None:
     if _uses_torch(name):
         session.install(TORCH, "numpy")
     session.install(
-        *(_source(need) for need in NEEDS[name]), _source(name, "[test]"), *_torch_pin(name)
+        *(_source(need) for need in NEEDS[name]),
+        _source(name, "[test]"),
+        *_torch_pin(name),
+        PARALLEL,
     )
     session.chdir(_source(name))
     coverage = ("--cov",) if name in COVERED else ()
-    session.run("pytest", "-q", *coverage, *session.posargs, env=TEST_ENVIRONMENT)
+    session.run("pytest", "-q", "-n", "2", *coverage, *session.posargs, env=TEST_ENVIRONMENT)
 
 
 def _torch_pin(name: str) -> tuple[str, ...]:
@@ -125,7 +129,8 @@ for _name in PACKAGES:
 def tests_integration(session: nox.Session) -> None:
     """What crosses packages: layer rules, real vLLM, the demo."""
     _install_stack(session)
-    session.run("pytest", "-q", "tests", *session.posargs, env=TEST_ENVIRONMENT)
+    environment = TEST_ENVIRONMENT | {"OMP_NUM_THREADS": "2"}
+    session.run("pytest", "-q", "tests", *session.posargs, env=environment)
 
 
 @nox.session
