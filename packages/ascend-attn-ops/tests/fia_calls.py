@@ -162,7 +162,7 @@ class Builder:
 
     def add_shift(self, data: dict[str, Any], key: list[torch.Tensor]) -> list[torch.Tensor] | None:
         count = self.p["shift"]
-        if not count or data.get("block_table") is not None and self.p["form"] == "NZ":
+        if not count:
             return None
         columns = self.room + (self.p["prefix"] + 2 if "key_shared_prefix" in data else 0)
         shift = self.random(count, self.p["heads"][0], self.length, columns)

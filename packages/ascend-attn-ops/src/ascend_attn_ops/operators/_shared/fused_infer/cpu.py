@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from .call import Call
-from .flash import attend_flash, takes_flash
+from .flash import attend_flash, requests_together, takes_flash
 from .pieces import Bucket, buckets
 from .problem import Problem, Span, problem
 from .tiles import attend_tiles
@@ -25,7 +25,8 @@ def run_cpu(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.zeros(len(p.query), call.heads, p.value_size, dtype=p.query.dtype)
     lse = torch.full((len(p.query), call.heads), float("inf"), dtype=torch.float32)
     flash = [span for span in p.spans if takes_flash(p, span)]
-    for bucket in buckets(p, flash, most_rows=_WHOLE, most=_WHOLE):
+    together = requests_together(p)
+    for bucket in buckets(flash, most_rows=_WHOLE, most=_WHOLE, most_runs=together):
         _store(p, bucket, attend_flash(p, bucket), out, lse)
     rest = [span for span in p.spans if not takes_flash(p, span)]
     for bucket in _tiled(p, rest):
@@ -35,7 +36,7 @@ def run_cpu(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _tiled(p: Problem, spans: list[Span]) -> list[Bucket]:
     rows = max(_SCORES // (p.call.heads * p.values.unit), 1)
-    return buckets(p, spans, most_rows=min(rows, 1024), most=rows)
+    return buckets(spans, most_rows=min(rows, 1024), most=rows, most_runs=_WHOLE)
 
 
 def _store(

@@ -1,7 +1,9 @@
 """Unmasked and causal attention by torch's flash kernel for CPU tensors.
 
 A causal request splits into keys that all its rows see, and the square of its own last keys; the
-kernel's lse merges the two and the tiles of the first.
+kernel's lse merges the two and the tiles of the first. Decode rows read large float32 blocks where
+they lie in the cache; other keys are gathered tile by tile, small enough to stay in the processor's
+cache.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import torch
 
 from .pieces import Bucket
 from .problem import Problem, Span
+from .stores import PagedStore
 
-_TILE_ELEMENTS = 1 << 22  # elements of one tile of keys
+_TILE_ELEMENTS = 1 << 19  # elements of one tile of keys: 2 MiB in float32
+_LARGE_BLOCK = 1 << 16  # elements of a block that is worth a kernel call of its own
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -28,8 +32,15 @@ def takes_flash(p: Problem, span: Span) -> bool:
     return call.effective_mode == 0 or (call.effective_mode == 3 and span.kv_len >= span.q_len)
 
 
+def requests_together(p: Problem) -> int:
+    """How many requests share a tile of one block each."""
+    return max(_TILE_ELEMENTS // (p.call.kv_heads * p.value_size * p.keys[0].unit), 1)
+
+
 def attend_flash(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs [R, N, n, VD] and lse [R, N, n]; every row has a key."""
+    if b.count == 1 and _reads_in_place(p):
+        return _decode_in_place(p, b)
     causal = p.call.effective_mode == 3 and b.count > 1
     seen_by_all = b.ends if causal else b.kv_lens
     wide = torch.promote_types(p.query.dtype, torch.float32)  # the kernel would round weights
@@ -48,6 +59,40 @@ def attend_flash(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         merged.add(*_flash(query, key, value, 0.0, True, scale=p.call.scale))
     shape = (b.size, p.call.heads, b.count)
     return merged.out.reshape(*shape, p.value_size), merged.lse.reshape(shape)
+
+
+def _reads_in_place(p: Problem) -> bool:
+    """Whether blocks are large, unpacked and in the dtype that the kernel computes in."""
+    key, value = p.keys[0], p.values
+    if not isinstance(key, PagedStore) or not isinstance(value, PagedStore):
+        return False
+    if p.query.dtype not in (torch.float32, torch.float64) or key.cache.dim() == 5:
+        return False
+    large = key.cache[0].numel() >= _LARGE_BLOCK if len(key.cache) else False
+    return large and key.cache.stride(3) == value.cache.stride(3) == 1
+
+
+def _decode_in_place(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+    """One row per request: a kernel call per block, merged by the lse."""
+    key, value = p.keys[0], p.values
+    assert isinstance(key, PagedStore)  # noqa: S101 - _reads_in_place said so
+    assert isinstance(value, PagedStore)  # noqa: S101 - _reads_in_place said so
+    query = p.query[b.rows[:, 0]].view(b.size, p.call.kv_heads, -1, p.value_size)
+    table = key.table[b.requests].tolist()
+    results = []
+    for row, ids, length in zip(query.split(1), table, b.kv_lens.tolist(), strict=True):
+        parts = []
+        for index in range(-(-length // key.unit)):
+            block = slice(ids[index], ids[index] + 1)
+            count = min(key.unit, length - index * key.unit)
+            tiles = (cache[block, :, :count] for cache in (key.cache, value.cache))
+            parts.append(_flash(row, *tiles, 0.0, False, scale=p.call.scale))
+        outs, lses = (torch.stack(side) for side in zip(*parts, strict=True))
+        lse = lses.logsumexp(0)
+        results.append((((lses - lse).exp_()[..., None] * outs).sum(0), lse))
+    out, lse = (torch.cat(side) for side in zip(*results, strict=True))
+    shape = (b.size, p.call.heads, 1)
+    return out.reshape(*shape, p.value_size), lse.reshape(shape)
 
 
 def _tiles(p: Problem, b: Bucket, length: int) -> Iterator[tuple[int, int]]:

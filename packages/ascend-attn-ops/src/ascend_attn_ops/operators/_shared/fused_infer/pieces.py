@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import attrs
 import torch
 
-from .problem import Problem, Span
+from .problem import Span
 
 
 @attrs.frozen(eq=False)
@@ -40,8 +40,8 @@ class Bucket:
         return self.rows.shape[0]
 
 
-def buckets(p: Problem, spans: Iterable[Span], *, most_rows: int, most: int) -> list[Bucket]:
-    """Runs of at most ``most_rows`` rows of each request, ``most`` rows in a bucket."""
+def buckets(spans: Iterable[Span], *, most_rows: int, most: int, most_runs: int) -> list[Bucket]:
+    """Runs of at most ``most_rows`` rows; a bucket has ``most_runs`` runs and ``most`` rows."""
     groups: dict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
     for span in spans:
         if span.kv_len == 0:
@@ -50,11 +50,12 @@ def buckets(p: Problem, spans: Iterable[Span], *, most_rows: int, most: int) -> 
             count = min(most_rows, span.q_len - offset)
             run = (span.start + offset, span.request, offset, span.kv_len, span.q_len)
             groups[count, span.kv_len.bit_length()].append(run)
-    return [
-        _bucket(count, runs[first : first + max(most // count, 1)])
-        for (count, _), runs in groups.items()
-        for first in range(0, len(runs), max(most // count, 1))
-    ]
+    found = []
+    for (count, _), runs in groups.items():
+        together = max(min(most // count, most_runs), 1)
+        parts = range(0, len(runs), together)
+        found += [_bucket(count, runs[first : first + together]) for first in parts]
+    return found
 
 
 def _bucket(count: int, runs: list[tuple[int, ...]]) -> Bucket:
