@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +142,12 @@ def test_show_operator(capsys: Any) -> None:
     assert "Tensor(a!) key_cache" in out
     code, out, _ = run(capsys, "show", "scatter_pa_kv_cache", "--json")
     assert json.loads(out)["parameters"][0]["name"] == "key"
+
+
+def test_a_reader_that_stops_is_no_error() -> None:
+    command = [sys.executable, "-m", "ascend_attn_ops", "show", "fused_infer_attention_score"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -289,3 +290,9 @@ def _info(arguments: argparse.Namespace) -> int:
         table.add_row(str(row["provider"]), str(row["operators"]), str(row["missing"] or "yes"))
     Console(markup=False).print(table)
     return ACCEPTED
+
+
+def console() -> int:
+    """Entry point of the command: like other filters, it ends quietly when its reader does."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    return main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ascend_hwprofile.cli import main
+from ascend_hwprofile.cli import console
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console())

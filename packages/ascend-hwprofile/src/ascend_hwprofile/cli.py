@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -165,3 +166,9 @@ def _print_schema() -> int:
 
     print(schema_text("cli"), end="")
     return 0
+
+
+def console() -> int:
+    """Entry point of the command: like other filters, it ends quietly when its reader does."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    return main()
