@@ -33,11 +33,12 @@ def smollm2() -> Path:
     return make_model().path
 
 
-def greedy_stream(network: Any, prompt: list[int], count: int) -> list[int]:
-    """The next `count` tokens of transformers' eager model, end-of-text ignored."""
-    tokens, cache, inputs = [], None, torch.tensor([prompt])
-    with torch.no_grad():
-        for _ in range(count):
+def greedy_stream(network: Any, prompt: list[int], end: int, most: int) -> list[int]:
+    """What transformers' eager model says up to `end`, and as many tokens as a draft has beyond."""
+    tokens: list[int] = []
+    cache, inputs = None, torch.tensor([prompt])
+    with torch.inference_mode():
+        while len(tokens) < most and end not in tokens[:-DRAFT_TOKENS]:
             out = network(inputs, past_key_values=cache, use_cache=True)
             cache, inputs = out.past_key_values, out.logits[:, -1:].argmax(-1)
             tokens.append(int(inputs))
@@ -56,7 +57,7 @@ def expected(smollm2: Path) -> dict[str, dict[str, Any]]:
         messages = [{"role": "user", "content": question.prompt}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         prompt = tokenizer(text)["input_ids"]
-        stream = greedy_stream(network, prompt, 80)
+        stream = greedy_stream(network, prompt, tokenizer.eos_token_id, question.max_tokens)
         end = stream.index(tokenizer.eos_token_id)
         answer = tokenizer.decode(stream[:end])
         result[question.name] = {"prompt": prompt, "stream": stream, "end": end, "text": answer}
