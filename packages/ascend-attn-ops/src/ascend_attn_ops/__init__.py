@@ -49,6 +49,8 @@ from .operators.scatter_pa_kv_cache import scatter_pa_kv_cache
 from .operators.scatter_pa_kv_cache.arguments import ScatterPaKvCacheArguments
 from .operators.sparse_flash_attention import sparse_flash_attention
 from .operators.sparse_flash_attention.arguments import SparseFlashAttentionArguments
+from .operators.sparse_flash_mla_metadata import sparse_flash_mla_metadata
+from .operators.sparse_flash_mla_metadata.arguments import SparseFlashMlaMetadataArguments
 from .partial import PartialAttention, merge_partials
 from .refusals import (
     ArgumentFormatError,
@@ -104,6 +106,7 @@ __all__ = [
     "ScatterPaKvCacheArguments",
     "Scope",
     "SparseFlashAttentionArguments",
+    "SparseFlashMlaMetadataArguments",
     "Stage",
     "TensorMeta",
     "Tolerance",
@@ -139,6 +142,7 @@ __all__ = [
     "scatter_pa_kv_cache",
     "select",
     "sparse_flash_attention",
+    "sparse_flash_mla_metadata",
     "use_profile",
     "use_provider",
 ]
