@@ -3,6 +3,10 @@ from __future__ import annotations
 import ascend_attn_backends
 
 EXPORTS = [
+    "HostKvStore",
+    "OffloadCapacityError",
+    "OffloadCounters",
+    "SelectedKvOffload",
     "AscendFlashAttentionBackend",
     "AscendFlashAttentionImpl",
     "AscendFlashAttentionMetadata",

@@ -44,6 +44,7 @@ from .kv_layout import (
     scatter_view,
     slots_for_positions,
 )
+from .kv_offload import HostKvStore, OffloadCapacityError, OffloadCounters, SelectedKvOffload
 from .latent_layout import (
     SparseCacheShape,
     kernel_block_size_for,
@@ -102,11 +103,14 @@ __all__ = [
     "BatchSplit",
     "DraftStep",
     "GateTerm",
+    "HostKvStore",
     "IndexGroup",
     "IndexRope",
     "InvalidFieldError",
     "MaskMode",
     "NoBackendError",
+    "OffloadCapacityError",
+    "OffloadCounters",
     "PagedCacheShape",
     "PagedStep",
     "PagedStepBuilder",
@@ -114,6 +118,7 @@ __all__ = [
     "PlanGeometry",
     "PlanMismatchError",
     "RequestGroup",
+    "SelectedKvOffload",
     "Selection",
     "SparseCacheShape",
     "StaleSelectionError",
