@@ -52,6 +52,14 @@ from .latent_layout import (
     kernel_view,
 )
 from .masks import AttentionMaskBuilder, MaskMode
+from .mla import (
+    AscendMLABackend,
+    AscendMLAImpl,
+    AscendMLAMetadata,
+    AscendMLAMetadataBuilder,
+    CacheBytesPerToken,
+    cache_bytes_per_token,
+)
 from .paged_step import PagedStep, PagedStepBuilder
 from .plan_cache import PlanCache, PlanGeometry, StepLengths, require_fitting_plan
 from .request import BackendRequest
@@ -84,6 +92,10 @@ __all__ = [
     "AscendFlashAttentionImpl",
     "AscendFlashAttentionMetadata",
     "AscendFlashAttentionMetadataBuilder",
+    "AscendMLABackend",
+    "AscendMLAImpl",
+    "AscendMLAMetadata",
+    "AscendMLAMetadataBuilder",
     "AscendMetadata",
     "AscendSFABackend",
     "AscendSFAImpl",
@@ -101,6 +113,7 @@ __all__ = [
     "AttentionMaskBuilder",
     "BackendRequest",
     "BatchSplit",
+    "CacheBytesPerToken",
     "DraftStep",
     "GateTerm",
     "HostKvStore",
@@ -129,6 +142,7 @@ __all__ = [
     "Verdict",
     "attention_transfer_window",
     "attention_view",
+    "cache_bytes_per_token",
     "copy_to_device",
     "draft_step",
     "element_offsets",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import sub
+from typing import Any
 
 import attrs
 import torch
@@ -44,19 +45,28 @@ class AscendAttentionMetadataBuilder:
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.
         """
-        starts = _covered_starts(batch)
-        keys = batch.host_seq_lens()[: batch.num_reqs].clamp(min=0).tolist()
+        return AscendMetadata(**self._fields(batch))
+
+    def _fields(self, batch: AttentionBatch) -> dict[str, Any]:
+        """The fields of an :class:`AscendMetadata` for a batch."""
+        starts = covered_starts(batch)
+        keys = self._key_counts(batch)
         table = self._block_table(batch, keys)
-        return AscendMetadata(
-            num_reqs=batch.num_reqs,
-            num_tokens=starts[-1],
-            block_size=self.block_size,
-            max_query_len=max(map(sub, starts[1:], starts), default=0),
-            max_seq_len=max(keys, default=0),
-            launches=_launches(batch, starts, keys, table),
-            slot_mapping=batch.slot_mapping.clone(),
-            causal_template=self.masks.template(batch.device),
-        )
+        return {
+            "num_reqs": batch.num_reqs,
+            "num_tokens": starts[-1],
+            "block_size": self.block_size,
+            "max_query_len": max(map(sub, starts[1:], starts), default=0),
+            "max_seq_len": max(keys, default=0),
+            "launches": _launches(batch, starts, keys, table),
+            "slot_mapping": batch.slot_mapping.clone(),
+            "causal_template": self.masks.template(batch.device),
+        }
+
+    def _key_counts(self, batch: AttentionBatch) -> list[int]:
+        """Cached keys that each request attends over, at least 0."""
+        counts: list[int] = batch.host_seq_lens()[: batch.num_reqs].clamp(min=0).tolist()
+        return counts
 
     def _block_table(self, batch: AttentionBatch, keys: Sequence[int]) -> torch.Tensor:
         """``[num_reqs, needed]`` copy of the columns that this step can read."""
@@ -74,7 +84,8 @@ class AscendAttentionMetadataBuilder:
         )
 
 
-def _covered_starts(batch: AttentionBatch) -> list[int]:
+def covered_starts(batch: AttentionBatch) -> list[int]:
+    """``[num_reqs + 1]`` repaired query starts of the real requests, as host integers."""
     starts = batch.host_query_starts()[: batch.num_reqs + 1]
     repaired: list[int] = repair_starts(starts, batch.num_tokens).tolist()
     return repaired

@@ -1,0 +1,48 @@
+"""Builds the latent backend's metadata, once per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ..batch import AttentionBatch
+from ..standard import AscendAttentionMetadataBuilder
+from ..standard.builder import covered_starts
+from ..transfer import copy_to_device
+from .metadata import AscendMLAMetadata
+
+
+@attrs.frozen
+class AscendMLAMetadataBuilder(AscendAttentionMetadataBuilder):
+    """A pure function from batch to metadata.
+
+    The operator is the one of the standard backend, with ropes, so it takes the same host lengths.
+    Prefill, chunks, decode and verification need no split: one call takes all rows.
+
+    Attributes:
+        block_size: Tokens per cache block.
+        masks: Where the mask template comes from; by default one template per device and process.
+    """
+
+    def build(self, batch: AttentionBatch) -> AscendMLAMetadata:
+        """Metadata of one step; nothing in it aliases the batch.
+
+        Raises:
+            AttentionBatchError: The block table has fewer columns than a request has blocks.
+        """
+        return AscendMLAMetadata(**self._latent_fields(batch))
+
+    def _latent_fields(self, batch: AttentionBatch) -> dict[str, Any]:
+        keyless = _keyless_tokens(covered_starts(batch), self._key_counts(batch), batch.device)
+        return {**self._fields(batch), "keyless_tokens": keyless}
+
+
+def _keyless_tokens(
+    starts: Sequence[int], keys: Sequence[int], device: torch.device
+) -> torch.Tensor | None:
+    lens = torch.tensor(starts).diff()
+    keyless = torch.repeat_interleave(torch.tensor(keys, dtype=torch.int64) == 0, lens)
+    return copy_to_device(keyless, device) if keyless.any() else None
