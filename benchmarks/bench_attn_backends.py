@@ -31,6 +31,9 @@ from ascend_attn_backends import (
 REQUESTS, LAYERS, K, BLOCK = 64, 5, 7, 128
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 MANY_REQUESTS, MANY_LAYERS = 256, 80
+# Nothing is computed here, so neither has values that matter, nor the cache all its blocks.
+QUERIES = torch.zeros(REQUESTS * (K + 1), HEADS, SIZE, dtype=torch.bfloat16)
+CACHE = torch.zeros(1, BLOCK, KV_HEADS, SIZE, dtype=torch.bfloat16).transpose(1, 2)
 
 
 @attrs.frozen
@@ -94,10 +97,10 @@ def draft_layers() -> list[AscendFlashAttentionImpl]:
 def prepare(
     layers: list[AscendFlashAttentionImpl], batch: AttentionBatch, plans: PlanCache
 ) -> None:
-    """Everything before the attention calls of a step: metadata, and each layer's plan."""
+    """Everything before the operator calls of a step: metadata, each layer's checked plan."""
     metadata = AscendFlashAttentionMetadataBuilder(BLOCK, plans=plans).build(batch)
     for layer in layers:
-        plans.plan(metadata.lengths, layer.geometry(metadata))
+        layer._call(QUERIES[: batch.num_tokens], CACHE, CACHE, metadata)
 
 
 def rebuild(
