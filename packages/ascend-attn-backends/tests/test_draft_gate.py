@@ -120,6 +120,14 @@ def test_matrix_random_combinations(
     check(flags, profile, broken)
 
 
+def test_the_draft_backend_is_asked_first() -> None:
+    selection = select_backend(TAKEN, A5)
+    assert selection.verdicts[0].backend == next(iter(backend_classes())) == "draft_flash"
+    accepted = [verdict.backend for verdict in selection.verdicts if verdict.accepted]
+    assert accepted == ["draft_flash", "standard"]
+    assert selection.backend_class is AscendFlashAttentionBackend
+
+
 def test_twelve_terms_and_no_other_conditions() -> None:
     terms = judge_draft_gate(TAKEN, A5)
     names = {kind: [t.rule.removeprefix("draft_flash.") for t in terms if t.kind == kind]

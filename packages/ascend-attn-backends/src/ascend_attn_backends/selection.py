@@ -68,10 +68,8 @@ class Selection:
         request: What was asked.
         soc_name: Product that it was judged for.
         architecture: Name of the layer's architecture, or None for an unknown combination.
-        backend: The draft backend if it takes the request, else the first backend of the table
-            that does, or None.
-        verdicts: One per backend, in the order of the table; the draft backend, which is asked
-            before the table, has its place there too.
+        backend: Name of the first backend that takes the request, or None.
+        verdicts: One per backend, in order of preference: the draft backend, then the table.
         architecture_refusals: Why this version or this product cannot run the architecture at all.
         gate: How the request stands to each term of the draft gate.
     """
@@ -156,13 +154,11 @@ def select_backend(request: BackendRequest, profile: HardwareProfile) -> Selecti
         for name, backend in backend_classes().items()
     )
     entry = _architecture(request.use_mla, request.use_sparse, request.use_compress)
-    gated = gated_backends()
-    preferred = sorted(verdicts, key=lambda verdict: verdict.backend not in gated)
     return Selection(
         request=request,
         soc_name=profile.soc_name,
         architecture=None if entry is None else entry["name"],
-        backend=next((verdict.backend for verdict in preferred if verdict.accepted), None),
+        backend=next((verdict.backend for verdict in verdicts if verdict.accepted), None),
         verdicts=verdicts,
         architecture_refusals=tuple(_architecture_refusals(entry, request, profile)),
         gate=judge_draft_gate(request, profile),
@@ -188,8 +184,9 @@ def get_attn_backend_cls(
 
 @cache
 def backend_classes() -> Mapping[str, type[AttentionBackend]]:
-    """The backends of this version by name, in the order of the table."""
-    return {row["name"]: _load(row["class"]) for row in _table()["backend"]}
+    """The backends of this version by name, in order of preference."""
+    rows = sorted(_table()["backend"], key=lambda row: not row.get("before_table", False))
+    return {row["name"]: _load(row["class"]) for row in rows}
 
 
 def gated_backends() -> frozenset[str]:
