@@ -33,6 +33,7 @@ OPERATORS = {
     "rotary_position_embedding": "RotaryPositionEmbeddingArguments",
     "scatter_pa_kv_cache": "ScatterPaKvCacheArguments",
     "sparse_flash_attention": "SparseFlashAttentionArguments",
+    "sparse_flash_mla": "SparseFlashMlaArguments",
     "sparse_flash_mla_metadata": "SparseFlashMlaMetadataArguments",
 }
 

@@ -49,6 +49,8 @@ from .operators.scatter_pa_kv_cache import scatter_pa_kv_cache
 from .operators.scatter_pa_kv_cache.arguments import ScatterPaKvCacheArguments
 from .operators.sparse_flash_attention import sparse_flash_attention
 from .operators.sparse_flash_attention.arguments import SparseFlashAttentionArguments
+from .operators.sparse_flash_mla import sparse_flash_mla
+from .operators.sparse_flash_mla.arguments import SparseFlashMlaArguments
 from .operators.sparse_flash_mla_metadata import sparse_flash_mla_metadata
 from .operators.sparse_flash_mla_metadata.arguments import SparseFlashMlaMetadataArguments
 from .partial import PartialAttention, merge_partials
@@ -106,6 +108,7 @@ __all__ = [
     "ScatterPaKvCacheArguments",
     "Scope",
     "SparseFlashAttentionArguments",
+    "SparseFlashMlaArguments",
     "SparseFlashMlaMetadataArguments",
     "Stage",
     "TensorMeta",
@@ -142,6 +145,7 @@ __all__ = [
     "scatter_pa_kv_cache",
     "select",
     "sparse_flash_attention",
+    "sparse_flash_mla",
     "sparse_flash_mla_metadata",
     "use_profile",
     "use_provider",

@@ -119,7 +119,8 @@ def _entries(a: Args, request: Ints, first: Ints) -> Ints:
         start = _values(a.cu_seqlens_q)[request]
     else:
         start = request * a.max_seqlen_q
-    return _values(a.cmp_topk_length.flatten())[start + first]
+    entries: Ints = _values(a.cmp_topk_length.flatten())[start + first]
+    return entries
 
 
 def _priced(
