@@ -13,6 +13,7 @@ RECORDS_AND_FUNCTIONS = {
 }  # fmt: skip
 OPERATORS = {
     "attention_update": "AttentionUpdateArguments",
+    "compressor": "CompressorArguments",
     "flash_attn": "FlashAttnArguments",
     "flash_attn_metadata": "FlashAttnMetadataArguments",
     "fused_infer_attention_score": "FusedInferAttentionScoreArguments",

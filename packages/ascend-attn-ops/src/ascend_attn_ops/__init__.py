@@ -6,6 +6,8 @@ from .contract import Contract, Finding, Rule, RuleContext, Scope, Stage
 from .operator import NpuCall, Operator, Provider, Sample, TensorMeta, Tolerance
 from .operators.attention_update import attention_update
 from .operators.attention_update.arguments import AttentionUpdateArguments
+from .operators.compressor import compressor
+from .operators.compressor.arguments import CompressorArguments
 from .operators.flash_attn import flash_attn
 from .operators.flash_attn.arguments import FlashAttnArguments
 from .operators.flash_attn.plan import FlashAttnPlan
@@ -71,6 +73,7 @@ __all__ = [
     "ArgumentFormatError",
     "AttentionOperatorError",
     "AttentionUpdateArguments",
+    "CompressorArguments",
     "Contract",
     "Explanation",
     "Finding",
@@ -117,6 +120,7 @@ __all__ = [
     "all_operators",
     "attention_update",
     "check",
+    "compressor",
     "current_profile",
     "current_provider",
     "explain",
