@@ -40,7 +40,8 @@ def test_equals_float64_definition(version: int, p: dict[str, Any]) -> None:
 def test_decode_in_place_equals_float64_definition(p: dict[str, Any]) -> None:
     """The path that reads large float32 blocks where they lie, on small blocks."""
     plain = {"q_lens": [1] * len(p["q_lens"]), "mode": 3, "rope": 0, "shift": 0}
-    p = p | plain | {"layout": "TND", "form": "BnNBsD", "value_size": p["size"], "sink": False}
+    p = p | plain | {"layout": "TND", "form": "BnNBsD", "value_size": p["size"]}
+    p |= {"sink": False, "prefix": 0, "list": False, "mask": None}
     builder = Builder(p)
     arguments, requests = builder.call(1)
     out, lse = builder.expected(requests)

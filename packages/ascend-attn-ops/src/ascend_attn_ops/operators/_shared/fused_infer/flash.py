@@ -79,20 +79,35 @@ def _decode_in_place(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]
     assert isinstance(value, PagedStore)  # noqa: S101 - _reads_in_place said so
     query = p.query[b.rows[:, 0]].view(b.size, p.call.kv_heads, -1, p.value_size)
     table = key.table[b.requests].tolist()
-    results = []
-    for row, ids, length in zip(query.split(1), table, b.kv_lens.tolist(), strict=True):
-        parts = []
-        for index in range(-(-length // key.unit)):
-            block = slice(ids[index], ids[index] + 1)
-            count = min(key.unit, length - index * key.unit)
-            tiles = (cache[block, :, :count] for cache in (key.cache, value.cache))
-            parts.append(_flash(row, *tiles, 0.0, False, scale=p.call.scale))
-        outs, lses = (torch.stack(side) for side in zip(*parts, strict=True))
-        lse = lses.logsumexp(0)
-        results.append((((lses - lse).exp_()[..., None] * outs).sum(0), lse))
+    results = [
+        _attend_blocks(row, (key.cache, value.cache), ids, length, p.call.scale)
+        for row, ids, length in zip(query.split(1), table, b.kv_lens.tolist(), strict=True)
+    ]
     out, lse = (torch.cat(side) for side in zip(*results, strict=True))
     shape = (b.size, p.call.heads, 1)
     return out.reshape(*shape, p.value_size), lse.reshape(shape)
+
+
+def _attend_blocks(
+    query: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    ids: list[int],
+    length: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out [1, KN, group, D] and lse [1, KN, group] of one request over its blocks."""
+    key, value = caches
+    whole, rest = divmod(length, key.shape[2])
+    parts = [
+        _flash(query, key.narrow(0, block, 1), value.narrow(0, block, 1), scale=scale)
+        for block in ids[:whole]
+    ]
+    if rest:
+        last = (cache.narrow(0, ids[whole], 1).narrow(2, 0, rest) for cache in caches)
+        parts.append(_flash(query, *last, scale=scale))
+    outs, lses = (torch.stack(side) for side in zip(*parts, strict=True))
+    lse = lses.logsumexp(0)
+    return outs.mul_((lses - lse).exp_()[..., None]).sum(0), lse
 
 
 def _tiles(p: Problem, b: Bucket, length: int) -> Iterator[tuple[int, int]]:
