@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -14,7 +15,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from ascend_attn_backends import AscendAttentionMetadataBuilder, NoBackendError
+from ascend_attn_backends import AscendAttentionMetadataBuilder, NoBackendError, Verdict
 from ascend_vllm_plugin import (
     LayerRefusedError,
     OptionError,
@@ -183,7 +184,10 @@ def config() -> Any:
             get_num_kv_heads=lambda parallel: 2,
             get_sliding_window=lambda: None,
             hf_text_config=SimpleNamespace(sliding_window=32),
+            hf_config=SimpleNamespace(model_type="qwen3"),
         ),
+        speculative_config=None,
+        use_v2_model_runner=False,
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
@@ -197,6 +201,49 @@ def test_selection_takes_a_plain_layer() -> None:
     assert route.selection is not None
     assert route.selection.request.sliding_window == 32
     assert route.selection.request.role == "target"
+    assert not route.selection.request.speculative
+
+
+def test_selection_knows_target_and_draft_of_speculation() -> None:
+    target = SimpleNamespace(hf_config=SimpleNamespace(model_type="glm_moe_dsa"))
+    draft = SimpleNamespace(enforce_eager=True, architectures=["DFlash2DraftModel"])
+    asked = config()
+    asked.speculative_config = SimpleNamespace(target_model_config=target, draft_model_config=draft)
+    asked.use_v2_model_runner = True
+    request = selection.request_from(question(), asked, None)
+    assert (request.speculative, request.runner, request.draft_eager) == (True, "v2", True)
+    assert request.target_model_type == "glm_moe_dsa"
+    assert request.draft_architecture == "DFlash2DraftModel"
+
+
+def test_selection_takes_n_grams_for_no_draft_model() -> None:
+    target = SimpleNamespace(
+        hf_config=SimpleNamespace(model_type="llama"), enforce_eager=True, architectures=["X"]
+    )
+    asked = config()
+    asked.speculative_config = SimpleNamespace(
+        target_model_config=target, draft_model_config=target
+    )
+    request = selection.request_from(question(), asked, None)
+    assert (request.speculative, request.draft_eager, request.draft_architecture) == (
+        True,
+        False,
+        None,
+    )
+
+
+def test_selection_passes_over_a_backend_without_adapter() -> None:
+    route = selection.select(question(), config(), None)
+    assert route.selection is not None
+    accepting = [v.backend for v in route.selection.verdicts if v.accepted]
+    assert accepting == ["standard"]
+    stranger = attrs.evolve(
+        route.selection, backend="new", verdicts=(Verdict("new", ()), *route.selection.verdicts)
+    )
+    chosen = selection.among_adapted(stranger)
+    assert chosen.backend == "standard"
+    (refusal,) = chosen.verdicts[0].refusals
+    assert (refusal.rule, refusal.found) == ("vllm.adapter", "new")
 
 
 def test_selection_knows_a_layer_of_a_draft() -> None:

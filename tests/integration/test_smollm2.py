@@ -85,7 +85,7 @@ def chunked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.fixture(scope="module")
 def speculative(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Our backend and our n-gram drafter, and a run that accepts every draft at the end."""
-    control = broken_run(smollm2, "rewrite", "accept_every_draft")
+    control = broken_run(smollm2, "short", "accept_every_draft")
     return run_engine(
         smollm2,
         [*runs_of(smollm2, "batch", "rewrite"), control],
@@ -196,7 +196,7 @@ def test_speculation_accepts_drafts_and_saves_steps(speculative: Outcome) -> Non
 def test_a_verification_that_accepts_everything_gives_other_tokens(
     simulated: Outcome, speculative: Outcome
 ) -> None:
-    assert speculative.tokens("accept_every_draft") != first_tokens(simulated, "rewrite")
+    assert speculative.tokens("accept_every_draft") != first_tokens(simulated, "short")
 
 
 def test_the_routing_table_names_the_drafter(speculative: Outcome) -> None:

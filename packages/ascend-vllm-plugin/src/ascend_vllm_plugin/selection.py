@@ -7,7 +7,7 @@ builds the model and so before any weight is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -103,7 +103,7 @@ def select(
         NoBackendError: nobody takes the layer; the message has every reason.
     """
     request = request_from(config, vllm_config, num_heads)
-    selection = select_backend(request, simulated_profile())
+    selection = among_adapted(select_backend(request, simulated_profile()))
     unadapted = adapter_refusals(config)
     if selection.backend is not None and selection.backend not in ADAPTERS:
         unadapted.append(_missing_adapter(selection.backend))
@@ -111,6 +111,28 @@ def select(
         reasons = [f"  ascend-vllm-plugin: {refusal}" for refusal in unadapted]
         raise NoBackendError("\n".join([selection.as_text(), *reasons]))
     return Route(ADAPTERS[selection.backend], "selection", selection)
+
+
+def among_adapted(selection: Selection) -> Selection:
+    """The selection among backends with an adapter; the others get that as their refusal."""
+    verdicts = tuple(
+        attrs.evolve(verdict, refusals=(_no_adapter(verdict.backend),))
+        if verdict.accepted and verdict.backend not in ADAPTERS
+        else verdict
+        for verdict in selection.verdicts
+    )
+    chosen = next((verdict.backend for verdict in verdicts if verdict.accepted), None)
+    return attrs.evolve(selection, verdicts=verdicts, backend=chosen)
+
+
+def _no_adapter(backend: str) -> Refusal:
+    return Refusal(
+        rule="vllm.adapter",
+        parameter="backend",
+        found=backend,
+        allowed="backends with an adapter in this version: " + ", ".join(ADAPTERS),
+        source="ascend_vllm_plugin.selection",
+    )
 
 
 def adapter_refusals(config: AttentionSelectorConfig) -> list[Refusal]:
@@ -163,8 +185,34 @@ def request_from(
         context_parallel_size=(
             parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
         ),
+        prefill_context_parallel_size=parallel.prefill_context_parallel_size,
+        per_head_quant_scales=config.use_per_head_quant_scales,
+        batch_invariant=config.use_batch_invariant,
+        runner="v2" if vllm_config.use_v2_model_runner else "v1",
         provider=SIMULATED_PROVIDER,
+        **_speculation_facts(vllm_config),
     )
+
+
+def _speculation_facts(vllm_config: VllmConfig) -> dict[str, Any]:
+    """What a request says about speculative decoding.
+
+    A draft without a model of its own (n-grams) has the target's configuration as its own.
+    """
+    speculative = vllm_config.speculative_config
+    facts: dict[str, Any] = {
+        "speculative": speculative is not None,
+        "target_model_type": vllm_config.model_config.hf_config.model_type,
+    }
+    if speculative is None:
+        return facts
+    target, draft = speculative.target_model_config, speculative.draft_model_config
+    if target is not None:
+        facts["target_model_type"] = target.hf_config.model_type
+    if draft is not None and draft is not target:
+        facts["draft_eager"] = bool(draft.enforce_eager)
+        facts["draft_architecture"] = next(iter(draft.architectures), None)
+    return facts
 
 
 def role_of_current_layer() -> str:
