@@ -310,3 +310,55 @@ def test_blocks_that_the_operators_do_not_take(sizes: tuple[int, int | None], fi
     builder = AscendSFAMetadataBuilder(sizes[0], kernel_block_size=sizes[1])
     with pytest.raises(InvalidFieldError, match=f"^{field}: found"):
         builder.build(AttentionBatch.from_lengths([1], [5], sizes[0]))
+
+
+def test_layers_never_read_the_device() -> None:
+    """Everything on the meta device, where reading a value raises: indexer, attention, writes."""
+    step = SparseStep([3, 1], [20, 40])
+    batch = on_meta(step.batch())
+    metadata = step.build(batch)
+    caches = {name: cache.to("meta") for name, cache in step.caches.items()}
+    query = [part.to("meta") for part in step.query]
+    rows = {name: step.new_rows(name).to("meta") for name in caches}
+    impl, indexer = step.impl(), step.indexer()
+    pair = caches["latent"], caches["rope"]
+    impl.write_kv(rows["latent"], rows["rope"], *pair, metadata.slot_mapping)
+    indexer.write_kv(rows["index"], caches["index"], metadata.slot_mapping)
+    index_query, weights = step.index_query.to("meta"), step.weights.to("meta")
+    chosen = indexer.forward(index_query, weights, caches["index"], metadata)
+    assert chosen.shape == (4, 1, 8)
+    output = torch.empty_like(query[0])
+    assert impl.forward(*query, *pair, chosen, metadata, output) is output
+    assert impl.forward_partial(*query, *pair, chosen, metadata).lse.shape == (4, 4)
+
+
+def test_a_compiled_layer_gives_the_same() -> None:
+    """One graph for writing, choosing and attending; the caches are changed in place."""
+    step, twin = SparseStep([3, 1], [20, 40]), SparseStep([3, 1], [20, 40])
+    metadata = step.build()
+    impl, indexer = step.impl(), step.indexer()
+
+    def layer(
+        rows: list[torch.Tensor],
+        query: list[torch.Tensor],
+        index: list[torch.Tensor],
+        caches: list[torch.Tensor],
+        output: torch.Tensor,
+    ) -> torch.Tensor:
+        impl.write_kv(rows[0], rows[1], caches[0], caches[1], metadata.slot_mapping)
+        indexer.write_kv(rows[2], caches[2], metadata.slot_mapping)
+        chosen = indexer.forward(index[0], index[1], caches[2], metadata)
+        return impl.forward(query[0], query[1], caches[0], caches[1], chosen, metadata, output)
+
+    output = torch.empty(4, 4, 512)
+    torch.compile(layer, backend="aot_eager", fullgraph=True)(
+        [step.new_rows(name) for name in step.caches],
+        list(step.query),
+        [step.index_query, step.weights],
+        list(step.caches.values()),
+        output,
+    )
+    _, expected = twin.run()
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
+    for name, cache in step.caches.items():
+        assert torch.equal(cache.nan_to_num(7.0), twin.caches[name].nan_to_num(7.0))
