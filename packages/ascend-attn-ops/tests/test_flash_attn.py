@@ -28,7 +28,7 @@ def compute(arguments: dict[str, Any], provider: str) -> tuple[torch.Tensor, tor
     return ops.flash_attn(**arguments, provider=provider)
 
 
-@settings(max_examples=scale(150))
+@settings(max_examples=scale(180))
 @given(problems())
 def test_providers_agree_with_the_formula(p: Problem) -> None:
     t = tensors_of(p, torch.float32)
@@ -42,7 +42,7 @@ def test_providers_agree_with_the_formula(p: Problem) -> None:
         torch.testing.assert_close(got_lse.double(), lse, rtol=2e-5, atol=2e-5)
 
 
-@settings(max_examples=scale(60))
+@settings(max_examples=scale(72))
 @given(problems())
 def test_half_precision_differs_by_rounding_only(p: Problem) -> None:
     """P and the output are each rounded to half precision: at most eps / 2 of the largest value."""
@@ -61,7 +61,7 @@ def test_half_precision_differs_by_rounding_only(p: Problem) -> None:
         torch.testing.assert_close(got_lse, want_lse, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=scale(20))
+@settings(max_examples=scale(24))
 @given(problems())
 def test_float64_is_computed_in_float64(p: Problem) -> None:
     t = tensors_of(p, torch.float64)
