@@ -1,8 +1,9 @@
 """Sparse latent attention against dense latent attention: ``python bench_sfa.py [--json FILE]``.
 
 One token is decoded over 131,072 cached tokens with 64 heads, as GLM-5 has them on one rank. Both
-sides attend over the same latents in float32 and run in turns in one process, on a CPU; nothing
-here is a claim about an NPU.
+sides attend over the same latents in float32 and run in turns in one process, on one CPU thread:
+two threads of a busy machine wait for each other, which hurts the side with the smaller kernels.
+Nothing here is a claim about an NPU.
 
 * sparse: the layer's ``forward`` over a shuffled paged cache and 2,048 chosen keys
 * dense: absorbed attention over all keys in plain torch, keys already gathered and contiguous
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the ratios to this file")
     options = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     with torch.inference_mode():
         ratios = measure()
     for ratio in ratios:
