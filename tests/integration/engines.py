@@ -46,7 +46,7 @@ def environment(simulate: bool, **further: str) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        # Threads that spin while they wait make an engine ten times slower on a busy machine.
+        # On a busy machine threads that spin take the cores from those that they wait for.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     return {**clean, **fixed, **({"ASCEND_VLLM_SIMULATE": "1"} if simulate else {}), **further}
