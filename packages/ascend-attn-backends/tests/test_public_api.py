@@ -3,6 +3,21 @@ from __future__ import annotations
 import ascend_attn_backends
 
 EXPORTS = [
+    "AscendDCPMetadata",
+    "AscendMlaDCPBackend",
+    "AscendMlaDCPImpl",
+    "AscendMlaDCPMetadata",
+    "AscendMlaDCPMetadataBuilder",
+    "ContextShard",
+    "DCPGroup",
+    "DCPImplMixin",
+    "DCPMetadataBuilderMixin",
+    "LatentRankStep",
+    "SingleRankGroup",
+    "TorchDCPGroup",
+    "forward_mqa_over_shards",
+    "merge_shards",
+    "sharded_batch",
     "HostKvStore",
     "OffloadCapacityError",
     "OffloadCounters",

@@ -10,7 +10,7 @@ import torch
 
 from ..batch import AttentionBatch
 from ..standard import AscendAttentionMetadataBuilder
-from ..standard.builder import covered_starts
+from ..standard.builder import covered_starts, host_key_counts
 from ..transfer import copy_to_device
 from .metadata import AscendMLAMetadata
 
@@ -33,11 +33,12 @@ class AscendMLAMetadataBuilder(AscendAttentionMetadataBuilder):
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.
         """
-        return AscendMLAMetadata(**self._latent_fields(batch))
+        return AscendMLAMetadata(**self._latent_fields(batch, host_key_counts(batch)))
 
-    def _latent_fields(self, batch: AttentionBatch) -> dict[str, Any]:
-        keyless = _keyless_tokens(covered_starts(batch), self._key_counts(batch), batch.device)
-        return {**self._fields(batch), "keyless_tokens": keyless}
+    def _latent_fields(self, batch: AttentionBatch, keys: list[int]) -> dict[str, Any]:
+        """The fields of an :class:`AscendMLAMetadata` when each request attends over ``keys``."""
+        keyless = _keyless_tokens(covered_starts(batch), keys, batch.device)
+        return {**self._fields(batch, keys), "keyless_tokens": keyless}
 
 
 def _keyless_tokens(

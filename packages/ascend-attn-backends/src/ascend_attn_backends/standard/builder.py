@@ -45,12 +45,11 @@ class AscendAttentionMetadataBuilder:
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.
         """
-        return AscendMetadata(**self._fields(batch))
+        return AscendMetadata(**self._fields(batch, host_key_counts(batch)))
 
-    def _fields(self, batch: AttentionBatch) -> dict[str, Any]:
-        """The fields of an :class:`AscendMetadata` for a batch."""
+    def _fields(self, batch: AttentionBatch, keys: list[int]) -> dict[str, Any]:
+        """The fields of an :class:`AscendMetadata` when each request attends over ``keys``."""
         starts = covered_starts(batch)
-        keys = self._key_counts(batch)
         table = self._block_table(batch, keys)
         return {
             "num_reqs": batch.num_reqs,
@@ -62,11 +61,6 @@ class AscendAttentionMetadataBuilder:
             "slot_mapping": batch.slot_mapping.clone(),
             "causal_template": self.masks.template(batch.device),
         }
-
-    def _key_counts(self, batch: AttentionBatch) -> list[int]:
-        """Cached keys that each request attends over, at least 0."""
-        counts: list[int] = batch.host_seq_lens()[: batch.num_reqs].clamp(min=0).tolist()
-        return counts
 
     def _block_table(self, batch: AttentionBatch, keys: Sequence[int]) -> torch.Tensor:
         """``[num_reqs, needed]`` copy of the columns that this step can read."""
@@ -82,6 +76,12 @@ class AscendAttentionMetadataBuilder:
         return batch.block_table[: batch.num_reqs, :columns].clone(
             memory_format=torch.contiguous_format
         )
+
+
+def host_key_counts(batch: AttentionBatch) -> list[int]:
+    """``[num_reqs]`` keys of each real request, at least 0, as host integers."""
+    counts: list[int] = batch.host_seq_lens()[: batch.num_reqs].clamp(min=0).tolist()
+    return counts
 
 
 def covered_starts(batch: AttentionBatch) -> list[int]:

@@ -1,0 +1,141 @@
+"""Ranks that share keys: in one process, and as gloo processes."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from latent_support import SCALE, LatentScenario
+
+from ascend_attn_backends import (
+    AscendMlaDCPImpl,
+    AscendMlaDCPMetadataBuilder,
+    AttentionBatch,
+    ContextShard,
+    LatentRankStep,
+    TorchDCPGroup,
+    forward_mqa_over_shards,
+    sharded_batch,
+)
+
+GROUP_TIMEOUT = 300
+"""Seconds that a process waits for the others; starting four of them takes most of a minute."""
+
+# (query_lens, seq_lens) of a step: fewer keys than ranks, a chunk of a prompt, k = 3 drafts, mixed.
+STEPS: dict[str, tuple[list[int], list[int]]] = {
+    "short": ([1, 1, 1], [1, 2, 3]),
+    "decode": ([1, 1], [2, 9]),
+    "chunk": ([11, 5], [40, 5]),
+    "verify 3": ([4, 4], [4, 33]),
+    "mixed": ([4, 1, 3, 0, 17], [21, 9, 3, 6, 17]),
+}
+
+
+def batch_on(scenario: LatentScenario, shard: ContextShard) -> AttentionBatch:
+    return sharded_batch(
+        scenario.query_lens,
+        scenario.seq_lens,
+        scenario.block_size,
+        shard,
+        causal=scenario.causal,
+    )
+
+
+def rank_step(
+    scenario: LatentScenario,
+    shard: ContextShard,
+    batch: AttentionBatch | None = None,
+    written: ContextShard | None = None,
+) -> LatentRankStep:
+    """What a rank brings when its cache holds its share of all keys.
+
+    Args:
+        scenario: Requests with their history.
+        shard: The rank.
+        batch: Its batch, by default without padding.
+        written: The share that was written; a negative control gives another one.
+    """
+    batch = batch or batch_on(scenario, shard)
+    whole = sharded_batch(
+        scenario.seq_lens, scenario.seq_lens, scenario.block_size, written or shard
+    )
+    impl = AscendMlaDCPImpl(scenario.heads // shard.size, SCALE)
+    caches = scenario.caches(int(whole.block_table.max()) + 2)
+    rows = [torch.cat(history) for history in (scenario.latents, scenario.ropes)]
+    impl.write_kv(*rows, *caches, whole.slot_mapping)
+    heads = slice(shard.rank * impl.num_heads, (shard.rank + 1) * impl.num_heads)
+    tail = batch.num_padded_tokens
+    new = [
+        torch.cat([part, part.new_full((tail, *part.shape[1:]), math.nan)])
+        for part in (
+            scenario.q_nope[:, heads],
+            scenario.q_pe[:, heads],
+            scenario.new_rows(scenario.latents),
+            scenario.new_rows(scenario.ropes),
+        )
+    ]
+    metadata = AscendMlaDCPMetadataBuilder(scenario.block_size, shard=shard).build(batch)
+    return LatentRankStep(
+        q_nope=new[0],
+        q_pe=new[1],
+        latent=new[2],
+        rope=new[3],
+        latent_cache=caches[0],
+        rope_cache=caches[1],
+        metadata=metadata,
+    )
+
+
+def run_steps(scenario: LatentScenario, steps: Sequence[LatentRankStep]) -> torch.Tensor:
+    """Outputs of all ranks side by side: [num_token_rows, N, 512]."""
+    impl = AscendMlaDCPImpl(scenario.heads // len(steps), SCALE)
+    outputs = [torch.full_like(step.q_nope, math.nan) for step in steps]
+    forward_mqa_over_shards(impl, steps, outputs)
+    return torch.cat(outputs, 1)
+
+
+def run_shards(scenario: LatentScenario, size: int, interleave: int = 1) -> torch.Tensor:
+    """The step on ``size`` ranks of one process."""
+    shards = [ContextShard(rank=rank, size=size, interleave=interleave) for rank in range(size)]
+    return run_steps(scenario, [rank_step(scenario, shard) for shard in shards])
+
+
+def run_rank(rank: int, size: int, folder: str) -> None:
+    """One gloo process: every step of STEPS in a group of all ranks and in one of two.
+
+    Writes this rank's outputs by group size, name of the step and interleave.
+    """
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(f"{folder}/store", size),
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=GROUP_TIMEOUT),
+    )
+    try:
+        pairs = [dist.new_group([first, first + 1]) for first in range(0, size, 2)]
+        groups = [TorchDCPGroup(), TorchDCPGroup(pairs[rank // 2])]
+        outputs = {
+            f"{group.size} {name} {interleave}": _run_in_group(group, name, interleave)
+            for group in groups
+            for name in STEPS
+            for interleave in (1, 3)
+        }
+        torch.save(outputs, Path(folder) / f"rank{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def _run_in_group(group: TorchDCPGroup, name: str, interleave: int) -> torch.Tensor:
+    scenario = LatentScenario(*STEPS[name])
+    shard = ContextShard(rank=group.rank, size=group.size, interleave=interleave)
+    step = rank_step(scenario, shard)
+    impl = AscendMlaDCPImpl(scenario.heads // group.size, SCALE, group)
+    return impl.forward_mqa(step, torch.full_like(step.q_nope, math.nan))
