@@ -13,10 +13,16 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
 from ascend_attn_backends import (
     AscendMLABackend,
+    AscendMlaDCPImpl,
+    AscendMlaDCPMetadataBuilder,
     AscendMLAImpl,
     AscendMLAMetadataBuilder,
     AttentionBatch,
+    ContextShard,
     IndexRope,
+    LatentRankStep,
+    forward_mqa_over_shards,
+    sharded_batch,
 )
 
 
@@ -123,3 +129,63 @@ class OursMLA:
         else:
             assert self.impl.forward_mqa(*arguments, result) is result
         return [leave(self.found.layers[0], result)]
+
+
+@attrs.define(eq=False, slots=False)
+class OursMLAOnRanks:
+    """The projections of the module around our backend on several ranks of one process.
+
+    ``read_interleave`` is what a negative control breaks.
+    """
+
+    found: Family
+    block_size: int
+    num_blocks: int
+    size: int
+    interleave: int = 1
+    read_interleave: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        shape = AscendMLABackend.cache_shape(self.num_blocks, self.block_size)
+        kinds = (shape.latent, shape.rope)
+        self.caches = [
+            [kind.allocate(torch.float32).fill_(UNWRITTEN) for kind in kinds]
+            for _ in range(self.size)
+        ]
+        self.impl = AscendMlaDCPImpl(HEADS // self.size, self.found.layers[0].scaling)
+
+    @torch.no_grad()
+    def step(
+        self, hidden: torch.Tensor, positions: torch.Tensor, batch: AttentionBatch
+    ) -> list[torch.Tensor]:
+        """Outputs of the layer for the tokens of one step."""
+        rows = projected(self.found, hidden, positions)
+        steps = [self.rank_step(rank, rows, batch) for rank in range(self.size)]
+        outputs = [torch.full_like(step.q_nope, torch.nan) for step in steps]
+        forward_mqa_over_shards(self.impl, steps, outputs)
+        return [leave(self.found.layers[0], torch.cat(outputs, 1))]
+
+    def rank_step(self, rank: int, rows: LatentRows, batch: AttentionBatch) -> LatentRankStep:
+        """Write a rank's share of the new rows; what it brings to the step."""
+        shard = ContextShard(rank=rank, size=self.size, interleave=self.interleave)
+        own = sharded_batch(
+            batch.query_start_loc.diff().tolist(),
+            batch.seq_lens.tolist(),
+            self.block_size,
+            shard,
+            block_table=batch.block_table,
+        )
+        read = attrs.evolve(shard, interleave=self.read_interleave or self.interleave)
+        metadata = AscendMlaDCPMetadataBuilder(self.block_size, shard=read).build(own)
+        caches = self.caches[rank]
+        self.impl.write_kv(rows.latent, rows.rope, *caches, metadata.slot_mapping)
+        heads = slice(rank * self.impl.num_heads, (rank + 1) * self.impl.num_heads)
+        return LatentRankStep(
+            q_nope=rows.q_nope[:, heads],
+            q_pe=rows.q_pe[:, heads],
+            latent=rows.latent,
+            rope=rows.rope,
+            latent_cache=caches[0],
+            rope_cache=caches[1],
+            metadata=metadata,
+        )

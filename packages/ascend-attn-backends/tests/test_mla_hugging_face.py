@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="the test extra installs transformers")
 
-from latent_hugging_face import OursMLA, deepseek_v3
+from latent_hugging_face import OursMLA, OursMLAOnRanks, deepseek_v3
 from latent_schedules import SCHEDULES, schedules
 from sparse_hugging_face import Chunk, run
 
@@ -25,7 +25,7 @@ def ours(block_size: int = 16, **changes: Any) -> OursMLA:
     return OursMLA(deepseek_v3(), block_size, 32 if block_size == 16 else 8, **changes)
 
 
-def compare(layer: OursMLA, schedule: list[list[Chunk]], seed: int = 0) -> None:
+def compare(layer: OursMLA | OursMLAOnRanks, schedule: list[list[Chunk]], seed: int = 0) -> None:
     ((found,), (expected,)) = run(layer, schedule, seed)
     torch.testing.assert_close(found, expected, **TOLERANCE)
 
@@ -62,6 +62,30 @@ CONTROLS = {
 def test_control_a_broken_layer_differs(control: str) -> None:
     ((found,), (expected,)) = run(ours(**CONTROLS[control]), SCHEDULES["prefill at once"])
     assert found.isfinite().all()
+    assert not torch.allclose(found, expected, **TOLERANCE)
+
+
+def on_ranks(size: int, block_size: int = 16, **changes: Any) -> OursMLAOnRanks:
+    num_blocks = 32 if block_size == 16 else 8
+    return OursMLAOnRanks(deepseek_v3(), block_size, num_blocks, size, **changes)
+
+
+@given(schedules(), st.sampled_from([16, 128]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 3]))
+def test_any_schedule_on_any_number_of_ranks(
+    schedule: list[list[Chunk]], block_size: int, size: int, interleave: int
+) -> None:
+    compare(on_ranks(size, block_size, interleave=interleave), schedule)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_ranks_equal_the_eager_module(schedule: str, size: int) -> None:
+    compare(on_ranks(size), SCHEDULES[schedule])
+
+
+def test_control_lengths_of_another_interleave_differ() -> None:
+    layer = on_ranks(2, read_interleave=16)
+    ((found,), (expected,)) = run(layer, SCHEDULES["prefill then verification"])
     assert not torch.allclose(found, expected, **TOLERANCE)
 
 
