@@ -1,4 +1,17 @@
-"""Decode context parallelism: any number of ranks gives the answer of one."""
+"""Decode context parallelism: any number of ranks gives the answer of one.
+
+Public bug reports as small cases, in the order of the numbers in their names:
+
+| row | report |
+|----:|---|
+| 10 | vllm-ascend 12840, 13779: negative length of a padding row that owns tokens |
+| 11 | vllm-ascend 14024: slots of the drafts were left out |
+| 18 | vllm-ascend 11849: a query's own key was not counted on its owner |
+| 35 | vllm 28181, 39148: NaN when both parts are empty |
+| 37 | vllm 49294: rows without keys came back with a finite lse (also in test_mla.py) |
+| 38 | vllm 38416, 50484, flashinfer 4484: ranks without keys |
+| 49 | vllm-ascend 8547: equal numbers of tokens per request were assumed |
+"""
 
 from __future__ import annotations
 
@@ -21,15 +34,18 @@ from ascend_attn_backends import (
     AscendMlaDCPBackend,
     AscendMlaDCPImpl,
     AscendMlaDCPMetadataBuilder,
+    AscendMLAImpl,
+    AscendMLAMetadataBuilder,
     AttentionBatchError,
     BackendRequest,
     ContextShard,
     InvalidFieldError,
     merge_shards,
+    per_token_batch,
     select_backend,
     sharded_batch,
 )
-from ascend_attn_ops import OpArgumentError, PartialAttention, use_profile
+from ascend_attn_ops import OpArgumentError, PartialAttention, merge_partials, use_profile
 from ascend_hwprofile import profile_for
 
 TOLERANCE = TOLERANCES[torch.float32]
@@ -127,6 +143,33 @@ def test_named_steps(name: str, size: int) -> None:
     torch.testing.assert_close(
         run_shards(scenario, size).double(), scenario.expected()[0], **TOLERANCE
     )
+
+
+@given(
+    steps(),
+    st.sampled_from(SIZES),
+    st.sampled_from(INTERLEAVES),
+    st.booleans(),
+    st.integers(0, 2),
+)
+def test_an_engine_that_merges_by_itself_gets_the_parts(
+    step: tuple[list[int], list[int]], size: int, interleave: int, causal: bool, padding: int
+) -> None:
+    flags = [causal, *[True] * (len(step[0]) - 1)]
+    scenario, parts = LatentScenario(*step, causal=flags), []
+    impl = AscendMLAImpl(scenario.heads, SCALE)
+    for shard in shards(size, interleave):
+        batch = batch_on(scenario, shard)
+        batch = batch.padded(batch.num_rows + padding, batch.num_token_rows + padding)
+        caches = rank_step(scenario, shard)
+        tokens = per_token_batch(batch, shard)
+        metadata = AscendMLAMetadataBuilder(scenario.block_size).build(tokens)
+        assert torch.equal(metadata.slot_mapping, batch.slot_mapping)
+        arguments = (caches.latent_cache, caches.rope_cache, metadata)
+        parts.append(impl.forward_mqa_partial(scenario.q_nope, scenario.q_pe, *arguments))
+    merged, (out, lse) = merge_partials(parts), scenario.expected()
+    torch.testing.assert_close(merged.out.double(), out, **TOLERANCE)
+    torch.testing.assert_close(merged.lse.double(), lse, **TOLERANCE)
 
 
 @pytest.mark.parametrize("k", range(1, 9))

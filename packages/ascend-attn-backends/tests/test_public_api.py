@@ -17,6 +17,7 @@ EXPORTS = [
     "TorchDCPGroup",
     "forward_mqa_over_shards",
     "merge_shards",
+    "per_token_batch",
     "sharded_batch",
     "HostKvStore",
     "OffloadCapacityError",

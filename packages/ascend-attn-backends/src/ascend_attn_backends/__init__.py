@@ -20,6 +20,7 @@ from .context_parallel import (
     TorchDCPGroup,
     forward_mqa_over_shards,
     merge_shards,
+    per_token_batch,
     sharded_batch,
 )
 from .draft_flash import (
@@ -185,6 +186,7 @@ __all__ = [
     "kernel_view",
     "merge_shards",
     "num_blocks_for",
+    "per_token_batch",
     "prefill_flags",
     "repair_starts",
     "require_fitting_plan",

@@ -16,6 +16,7 @@ from .mla import (
 )
 from .mla_backend import AscendMlaDCPBackend
 from .shard import ContextShard, sharded_batch
+from .tokens import per_token_batch
 
 __all__ = [
     "AscendDCPMetadata",
@@ -32,5 +33,6 @@ __all__ = [
     "TorchDCPGroup",
     "forward_mqa_over_shards",
     "merge_shards",
+    "per_token_batch",
     "sharded_batch",
 ]
