@@ -5,6 +5,9 @@
 * cpu provider against the reference provider, batch 16 decode; wanted at least 10.
 * ``check()`` against ``torch.add`` of two one-element tensors: wanted at most 10 times when the
   verdict is remembered, 200 times when it is not.
+
+Both sides run on one thread unless ``--threads`` says otherwise: decode calls a kernel per block,
+and with more threads each call ends in a barrier, which only an idle machine passes quickly.
 """
 
 from __future__ import annotations
@@ -179,8 +182,11 @@ def measure() -> Iterator[Ratio]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="also write the ratios to this file")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of both sides")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    print(f"{options.threads} torch thread(s) on either side", flush=True)
     ratios = []
     with torch.inference_mode():
         for ratio in measure():
