@@ -358,6 +358,14 @@ def test_all_ranks_agree_on_exchanging() -> None:
     assert [rank_step(prefill, s).metadata.dcp.exchanges for s in shards(4)] == [False] * 4
 
 
+@pytest.mark.parametrize("flags", [True, [True, False]])
+def test_a_step_without_tokens_exchanges_nothing(flags: bool | list[bool]) -> None:
+    scenario = LatentScenario([0, 0], [5, 3], causal=flags)
+    found = [rank_step(scenario, shard) for shard in shards(2)]
+    assert not any(step.metadata.dcp.exchanges for step in found)
+    assert run_steps(scenario, found).shape == (0, 4, 512)
+
+
 def test_building_reads_nothing_from_the_device_and_aliases_nothing() -> None:
     scenario, shard = LatentScenario(*STEPS["mixed"]), ContextShard(rank=1, size=2)
     batch = batch_on(scenario, shard)

@@ -35,7 +35,7 @@ class AscendDCPMetadata:
         shard: This rank's share.
         splits_current: Whether this step's keys are attended to apart from the cached ones.
         cached_lens: ``[num_reqs]`` keys that are read from the caches of all ranks together: those
-            before this step, or all where the step is not split.
+            before this step, or all where the step is not split. 0 for requests without tokens.
         num_computed_tokens_of_dcp: ``[num_reqs][size]`` the same, on each rank.
     """
 
@@ -74,9 +74,8 @@ class DCPMetadataBuilderMixin:
         """
         starts = torch.tensor(covered_starts(batch))
         keys, lens = torch.tensor(host_key_counts(batch), dtype=torch.int64), starts.diff()
-        causal = torch.tensor(batch.host_causal()[: batch.num_reqs], dtype=torch.bool)
-        split = bool((causal & (lens > 1)).any())
-        cached = (keys - lens).clamp(min=0) if split else keys
+        split = _has_causal_row(batch, lens > 1)
+        cached = ((keys - lens).clamp(min=0) if split else keys) * (lens > 0)
         counts = self.shard.counts_on_all_ranks(cached)
         return AscendDCPMetadata(
             shard=self.shard,
@@ -84,6 +83,14 @@ class DCPMetadataBuilderMixin:
             cached_lens=tuple(cached.tolist()),
             num_computed_tokens_of_dcp=tuple(tuple(row) for row in counts.tolist()),
         )
+
+
+def _has_causal_row(batch: AttentionBatch, rows: torch.Tensor) -> bool:
+    """Whether one of these rows (``[num_reqs]`` bool) is causal."""
+    if isinstance(batch.causal, bool):
+        return batch.causal and bool(rows.any())
+    causal = batch.host_causal()[: batch.num_reqs]
+    return bool((rows & torch.tensor(causal, dtype=torch.bool)).any())
 
 
 class DCPImplMixin:

@@ -37,13 +37,11 @@ class AscendMLAMetadataBuilder(AscendAttentionMetadataBuilder):
 
     def _latent_fields(self, batch: AttentionBatch, keys: list[int]) -> dict[str, Any]:
         """The fields of an :class:`AscendMLAMetadata` when each request attends over ``keys``."""
-        keyless = _keyless_tokens(covered_starts(batch), keys, batch.device)
+        keyless = None if all(keys) else _keyless_tokens(batch, keys)
         return {**self._fields(batch, keys), "keyless_tokens": keyless}
 
 
-def _keyless_tokens(
-    starts: Sequence[int], keys: Sequence[int], device: torch.device
-) -> torch.Tensor | None:
-    lens = torch.tensor(starts).diff()
+def _keyless_tokens(batch: AttentionBatch, keys: Sequence[int]) -> torch.Tensor | None:
+    lens = torch.tensor(covered_starts(batch)).diff()
     keyless = torch.repeat_interleave(torch.tensor(keys, dtype=torch.int64) == 0, lens)
-    return copy_to_device(keyless, device) if keyless.any() else None
+    return copy_to_device(keyless, batch.device) if keyless.any() else None
