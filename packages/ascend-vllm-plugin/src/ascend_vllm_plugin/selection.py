@@ -105,8 +105,6 @@ def select(
     request = request_from(config, vllm_config, num_heads)
     selection = among_adapted(select_backend(request, simulated_profile()))
     unadapted = adapter_refusals(config)
-    if selection.backend is not None and selection.backend not in ADAPTERS:
-        unadapted.append(_missing_adapter(selection.backend))
     if selection.backend is None or unadapted:
         reasons = [f"  ascend-vllm-plugin: {refusal}" for refusal in unadapted]
         raise NoBackendError("\n".join([selection.as_text(), *reasons]))
@@ -148,17 +146,6 @@ def adapter_refusals(config: AttentionSelectorConfig) -> list[Refusal]:
         for field, allowed in NOT_ADAPTED.items()
         if getattr(config, field)
     ]
-
-
-def _missing_adapter(backend: str) -> Refusal:
-    """A backend of ascend-attn-backends that this version cannot offer to vLLM."""
-    return Refusal(
-        rule="vllm.adapter",
-        parameter="backend",
-        found=backend,
-        allowed=" or ".join(ADAPTERS),
-        source="ascend_vllm_plugin.selection",
-    )
 
 
 def request_from(
