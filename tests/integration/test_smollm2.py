@@ -143,7 +143,7 @@ def test_the_routing_table_names_every_layer(simulated: Outcome) -> None:
     assert row.layers == tuple(
         f"model.layers.{layer}.self_attn.attn" for layer in range(NUM_LAYERS)
     )
-    assert row.request["num_heads"], row.request["num_kv_heads"] == (9, 3)
+    assert (row.request["num_heads"], row.request["num_kv_heads"]) == (9, 3)
     assert "30 layers -> standard" in simulated.log
 
 
