@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from latent_support import SCALE, LatentScenario
+from latent_support import SCALE, LatentScenario, PoisonedCalls
 
 from ascend_attn_backends import (
     AscendMlaDCPImpl,
@@ -91,9 +91,17 @@ def rank_step(
     )
 
 
-def run_steps(scenario: LatentScenario, steps: Sequence[LatentRankStep]) -> torch.Tensor:
+class PoisonedDCPImpl(PoisonedCalls, AscendMlaDCPImpl):
+    """The layer over an operator that writes NaN and a finite lse for requests without keys."""
+
+
+def run_steps(
+    scenario: LatentScenario,
+    steps: Sequence[LatentRankStep],
+    layer: type[AscendMlaDCPImpl] = AscendMlaDCPImpl,
+) -> torch.Tensor:
     """Outputs of all ranks side by side: [num_token_rows, N, 512]."""
-    impl = AscendMlaDCPImpl(scenario.heads // len(steps), SCALE)
+    impl = layer(scenario.heads // len(steps), SCALE)
     outputs = [torch.full_like(step.q_nope, math.nan) for step in steps]
     forward_mqa_over_shards(impl, steps, outputs)
     return torch.cat(outputs, 1)

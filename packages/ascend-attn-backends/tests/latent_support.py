@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -102,3 +103,22 @@ class LatentScenario:
             lses.append(torch.logsumexp(scores, -1).T)
             start += length
         return torch.cat(outs), torch.cat(lses)
+
+
+class PoisonedCalls:
+    """Mixed into a layer: requests without keys get NaN and a finite lse, as vllm 49294 had it."""
+
+    def _call(self, *arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = super()._call(*arguments, **options)  # type: ignore[misc] # a layer follows
+        starts = (0, *options["actual_seq_lengths"])
+        for row, keys in enumerate(options["actual_seq_lengths_kv"]):
+            if keys == 0:
+                rows = slice(starts[row], starts[row + 1])
+                out[rows] = math.nan
+                if lse.numel():
+                    lse[rows] = 0.3
+        return out, lse
+
+
+class PoisonedMLAImpl(PoisonedCalls, AscendMLAImpl):
+    """The latent layer over such an operator."""

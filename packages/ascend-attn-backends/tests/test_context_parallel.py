@@ -24,7 +24,7 @@ import dcp_support
 import pytest
 import torch
 from attn_backends_support import TOLERANCES, steps
-from dcp_support import STEPS, batch_on, rank_step, run_shards, run_steps
+from dcp_support import STEPS, PoisonedDCPImpl, batch_on, rank_step, run_shards, run_steps
 from hypothesis import given
 from hypothesis import strategies as st
 from latent_support import SCALE, LatentScenario
@@ -253,7 +253,7 @@ def test_case_10_padding_rows_have_no_negative_lengths() -> None:
         metadata = AscendMlaDCPMetadataBuilder(16, shard=shard).build(batch)
         counts = torch.tensor(metadata.dcp.num_computed_tokens_of_dcp)
         assert (counts >= 0).all()
-        assert counts.sum(1).tolist() == [26] * 9 + [0] * 11
+        assert counts.sum(1).tolist() == list(metadata.dcp.cached_lens) == [26] * 9 + [0] * 11
         assert metadata.dcp.local_cached_lens[9:] == (0,) * 11
         assert int(lens.sum()) == metadata.num_tokens == 80
 
@@ -301,12 +301,10 @@ def test_case_35_two_empty_parts_stay_empty() -> None:
 
 def test_case_37_a_rank_without_keys_is_neutral_whatever_the_operator_wrote() -> None:
     """vllm 49294: empty rows came back with a finite lse; the length decides."""
-    step = rank_step(LatentScenario([1, 1], [1, 6]), ContextShard(rank=1, size=2))
-    poisoned = PartialAttention(torch.full((2, 4, 512), math.nan), torch.full((2, 4), 0.3))
-    part = step.metadata.neutral(poisoned)
-    assert torch.equal(part.out[0], torch.zeros(4, 512))
-    assert part.lse[0].isneginf().all()
-    assert part.out[1].isnan().all()
+    scenario = LatentScenario([1, 1, 4], [1, 6, 5])
+    found = [rank_step(scenario, shard) for shard in shards(4)]
+    output = run_steps(scenario, found, PoisonedDCPImpl)
+    torch.testing.assert_close(output.double(), scenario.expected()[0], **TOLERANCE)
 
 
 @pytest.mark.parametrize("interleave", [1, 4])
