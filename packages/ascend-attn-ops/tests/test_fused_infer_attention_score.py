@@ -191,3 +191,17 @@ def test_sanitizer_names_a_wrong_template() -> None:
     arguments["atten_mask"] = TEMPLATE.tril()
     with ops.sanitize(), pytest.raises(ops.SanitizerError, match="strictly above the diagonal"):
         ops.fused_infer_attention_score(**arguments)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("mode", [0, 3, 4])
+def test_slots_that_no_token_was_written_to_may_hold_nan(provider: str, mode: int) -> None:
+    p = _case(mode=mode)
+    arguments, rows = paged(p)
+    out, _ = expected(p, arguments, rows)
+    for request, length in enumerate(p["kv_lens"]):
+        last = arguments["block_table"][request, (length - 1) // 16]
+        for cache in (arguments["key"], arguments["value"]):
+            cache[last, :, (length - 1) % 16 + 1 :] = float("nan")
+    got, _ = ops.fused_infer_attention_score(**arguments, provider=provider)
+    torch.testing.assert_close(got.double(), out, rtol=1e-5, atol=1e-5)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import attrs
 import torch
 
-from .pieces import Bucket
+from .pieces import Bucket, cleared
 from .problem import Problem, Span
 from .stores import PagedStore
 
@@ -129,6 +129,7 @@ def _tile(
         out, lse = _flash(query, key, value, 0.0, False, scale=p.call.scale)
         return out, lse
     hidden = torch.arange(count) >= seen[:, None]
+    key, value = (cleared(rows, hidden) for rows in (key, value))
     mask = torch.zeros(hidden.shape, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
     shape = (*query.shape[:3], count)
     mask = mask[:, None, None].expand(shape)

@@ -62,3 +62,14 @@ def _bucket(count: int, runs: list[tuple[int, ...]]) -> Bucket:
     starts, requests, offsets, kv_lens, q_lens = torch.tensor(runs).unbind(1)
     rows = starts[:, None] + torch.arange(count)
     return Bucket(rows, requests, offsets, kv_lens, kv_lens - q_lens + offsets)
+
+
+def cleared(rows: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
+    """Keys or values [R, KN, n, D] with zeros where ``unused`` [R, n].
+
+    A slot that no token was written to may hold anything, NaN too, which a weight of 0 would not
+    hide.
+    """
+    if not bool(unused.any()):
+        return rows
+    return rows.masked_fill(unused[:, None, :, None], 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ..running_softmax import RunningSoftmax
-from .pieces import Bucket
+from .pieces import Bucket, cleared
 from .problem import Problem
 
 _TILE_ELEMENTS = 1 << 20  # elements of one tile of keys: 4 MiB in float32
@@ -30,7 +30,8 @@ def attend_tiles(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         if call.pse is not None:
             view += _shift(p, b, first, last).to(wide).view(view.shape)
         view.masked_fill_(_hidden(p, b, first, last)[:, None, None], float("-inf"))
-        state.add(scores, p.values.gather(b.requests, first, last).to(wide))
+        value = p.values.gather(b.requests, first, last).to(wide)
+        state.add(scores, cleared(value, torch.arange(first, last) >= b.kv_lens[:, None]))
     heads = (b.size, call.heads, b.count)
     lse = (state.maximum + state.total.log()).reshape(heads)
     return state.out().reshape(*heads, p.value_size), lse
