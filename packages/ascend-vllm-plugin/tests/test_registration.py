@@ -137,7 +137,7 @@ def test_a_broken_package_below_is_not_hidden():
     )
     assert done.stdout.strip() == PLATFORM
     assert done.returncode == 1
-    assert "ModuleNotFoundError: import of" in done.stderr
+    assert "ModuleNotFoundError" in done.stderr
 
 
 def test_vllm_finds_both_entry_points():
