@@ -36,6 +36,7 @@ RUFF, MYPY = "ruff==0.17.6", "mypy==2.4.1"
 PARALLEL = "pytest-xdist>=3.6"  # two workers: CI has two cores
 TEST_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads must not take the cores of the others
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -137,7 +138,8 @@ def tests_integration(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Chat with SmolLM2 in real vLLM through our attention, simulated A5 on this CPU."""
     _install_stack(session)
-    session.run("python", "tools/demo.py", *session.posargs)
+    # On Ctrl-C the demo stops its server and says so before nox ends it.
+    session.run("python", "tools/demo.py", *session.posargs, interrupt_timeout=30)
 
 
 @nox.session

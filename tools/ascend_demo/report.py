@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,37 +85,40 @@ def _answer_dict(answer: Answer) -> dict[str, Any]:
 
 def show(report: Report, console: Console) -> None:
     """Print the tables; the answers themselves were shown while they were streamed."""
-    console.print(routing_table(report.routing))
+    for table in routing_tables(report.routing):
+        console.print(table)
     console.print(request_table(report.answers))
     console.print(acceptance_table(report.answers))
     console.print(place_table(report))
 
 
-def routing_table(routing: RoutingTable) -> Table:
-    """Which backend serves which layers, and why each other one was refused."""
-    table = Table(
-        title=f"Routing ({ran_on(routing)}, {routing.profile})",
-        title_justify="left",
-        show_lines=True,
-    )
-    for column in ("layers", "backend", "chosen by", "every backend's verdict"):
-        table.add_column(column, overflow="fold")
+def routing_tables(routing: RoutingTable) -> Iterator[Table]:
+    """Which backend serves which layers, then why each other one was refused."""
+    chosen = Table(title=f"Routing ({ran_on(routing)}, {routing.profile})", title_justify="left")
+    for column in ("layer kind", "layers", "backend", "chosen by"):
+        chosen.add_column(column, overflow="fold")
     for row in routing.rows:
-        kind = f"{row.kind}\n{len(row.layers)} layers"
-        table.add_row(escape(kind), escape(row.backend), escape(row.chosen_by), _verdicts(row))
-    return table
+        cells = (row.kind, str(len(row.layers)), row.backend, row.chosen_by)
+        chosen.add_row(*map(escape, cells))
+    yield chosen
+    for row in routing.rows:
+        yield _refusal_table(row)
 
 
-def _verdicts(row: RoutingRow) -> str:
-    lines = []
+def _refusal_table(row: RoutingRow) -> Table:
+    table = Table(title=f"Why not another backend for: {row.kind}", title_justify="left")
+    for column in ("backend", "what", "found", "allowed"):
+        table.add_column(column, overflow="fold")
     for verdict in row.verdicts:
+        name = verdict.backend
         if verdict.accepted:
-            lines.append(f"[green]{escape(verdict.backend)}: takes it[/]")
+            table.add_row(escape(name), "[green]takes it[/]")
         for refusal in verdict.refusals:
-            lines.append(f"[yellow]{escape(verdict.backend)}[/]: {escape(str(refusal))}")
-    if len(row.verdicts) == 1:
-        lines.append("(this version has no other backend)")
-    return "\n".join(lines)
+            cells = (name, refusal.parameter, refusal.found, refusal.allowed)
+            table.add_row(*map(escape, cells))
+            name = ""
+        table.add_section()
+    return table
 
 
 def request_table(answers: tuple[Answer, ...]) -> Table:

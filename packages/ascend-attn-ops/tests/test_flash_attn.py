@@ -28,7 +28,7 @@ def compute(arguments: dict[str, Any], provider: str) -> tuple[torch.Tensor, tor
     return ops.flash_attn(**arguments, provider=provider)
 
 
-@settings(max_examples=scale(180))
+@settings(max_examples=scale(400))
 @given(problems())
 def test_providers_agree_with_the_formula(p: Problem) -> None:
     t = tensors_of(p, torch.float32)
@@ -42,7 +42,7 @@ def test_providers_agree_with_the_formula(p: Problem) -> None:
         torch.testing.assert_close(got_lse.double(), lse, rtol=2e-5, atol=2e-5)
 
 
-@settings(max_examples=scale(72))
+@settings(max_examples=scale(160))
 @given(problems())
 def test_half_precision_differs_by_rounding_only(p: Problem) -> None:
     """P and the output are each rounded to half precision: at most eps / 2 of the largest value."""

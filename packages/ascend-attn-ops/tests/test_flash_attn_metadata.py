@@ -64,7 +64,7 @@ def core_costs(fa: list[list[int]], blocks: dict[tuple[int, int, int], int]) -> 
     ]
 
 
-@settings(max_examples=scale(120))
+@settings(max_examples=scale(200))
 @given(calls())
 def test_plan_covers_every_block_once_and_accounts_for_every_split_row(
     case: tuple[Call, dict[str, Any]],
@@ -127,7 +127,7 @@ def fd_fields(fd: list[list[int]]) -> list[list[int]]:
     return [record[:6] for record in fd]
 
 
-@settings(max_examples=scale(60))
+@settings(max_examples=scale(100))
 @given(calls())
 def test_slowest_core_is_as_fast_as_contiguous_runs_allow(
     case: tuple[Call, dict[str, Any]],

@@ -112,7 +112,7 @@ def close(rows: torch.Tensor, answer: torch.Tensor, dtype: torch.dtype) -> bool:
     return torch.allclose(rows.double(), answer, rtol=tolerance.rtol, atol=tolerance.atol)
 
 
-@settings(max_examples=scale(60))
+@settings(max_examples=scale(100))
 @given(problems())
 def test_providers_equal_the_float64_definition(p: Problem) -> None:
     arguments, want = call(p), expected(p)
@@ -126,7 +126,7 @@ def test_providers_equal_the_float64_definition(p: Problem) -> None:
             assert close(row, answer, p.dtype)
 
 
-@settings(max_examples=scale(60))
+@settings(max_examples=scale(100))
 @given(problems())
 def test_equals_sparse_flash_attention_on_dequantised_keys(p: Problem) -> None:
     arguments, parts = call(p), p.parts()

@@ -85,7 +85,7 @@ def check_row(
     torch.testing.assert_close(value[:count].double(), best, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=scale(250))
+@settings(max_examples=scale(480))
 @given(problems())
 def test_providers_choose_the_best_scores_of_the_float64_definition(p: Problem) -> None:
     arguments, parts = call(p), p.parts()

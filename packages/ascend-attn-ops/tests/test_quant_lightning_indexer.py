@@ -131,7 +131,7 @@ def check_positions(indices: torch.Tensor, scores: torch.Tensor) -> None:
     torch.testing.assert_close(scores[front], best, rtol=1e-4, atol=1e-3)
 
 
-@settings(max_examples=scale(100))
+@settings(max_examples=scale(130))
 @given(problems(kinds=("int8", "float8")))
 def test_v1_chooses_the_best_scores_of_the_float64_definition(p: Problem) -> None:
     arguments, scores = call_v1(p), v1_scores(p)
@@ -230,7 +230,7 @@ def visible_v2(p: Problem, b: int, i: int) -> int:
     return sum(1 for j in range(kv_len) if (j + 1) * p.ratio - 1 <= last)
 
 
-@settings(max_examples=scale(100))
+@settings(max_examples=scale(130))
 @given(problems(kinds=("int8", "float8", "mxfp8")))
 def test_v2_chooses_the_best_scores_of_the_float64_definition(p: Problem) -> None:
     arguments, scores = call_v2(p), p.scores()

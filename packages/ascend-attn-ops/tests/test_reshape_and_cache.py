@@ -12,7 +12,7 @@ import ascend_attn_ops as ops
 PROVIDERS = ("reference", "cpu")
 
 
-@settings(max_examples=scale(150))
+@settings(max_examples=scale(250))
 @given(
     st.sampled_from(["Norm", "PA_NZ"]),
     st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.int8]),

@@ -107,7 +107,7 @@ def statistics(p: Problem, tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:, 0] if p.shape.layout_query == "BSND" else tensor[0]
 
 
-@settings(max_examples=scale(300))
+@settings(max_examples=scale(560))
 @given(problems())
 def test_providers_equal_the_float64_definition(p: Problem) -> None:
     arguments, want = call(p), expected(p)
