@@ -9,16 +9,12 @@ Every ratio is between two sides of one run, taken in turns; nothing here is a c
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
+import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import attrs
 import torch
+from ratios import Ratio, medians, options, report
 
 from ascend_attn_backends import (
     AscendAttentionMetadataBuilder,
@@ -34,45 +30,6 @@ MANY_REQUESTS, MANY_LAYERS = 256, 80
 # Nothing is computed here, so neither has values that matter, nor the cache all its blocks.
 QUERIES = torch.zeros(REQUESTS * (K + 1), HEADS, SIZE, dtype=torch.bfloat16)
 CACHE = torch.zeros(1, BLOCK, KV_HEADS, SIZE, dtype=torch.bfloat16).transpose(1, 2)
-
-
-@attrs.frozen
-class Ratio:
-    """One measured ratio and what is wanted of it.
-
-    Attributes:
-        name: What is compared.
-        ratio: The ratio.
-        goal: What is wanted, for people: ``>= 10`` or ``<= 1.5``.
-        detail: What was measured, in milliseconds or plans.
-    """
-
-    name: str
-    ratio: float
-    goal: str
-    detail: dict[str, float]
-
-    @property
-    def met(self) -> bool:
-        """Whether the goal is met in this run."""
-        sign, bound = self.goal.split()
-        return self.ratio >= float(bound) if sign == ">=" else self.ratio <= float(bound)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The ratio as plain data."""
-        return attrs.asdict(self) | {"met": self.met}
-
-
-def medians(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each side, taken in turns after one warm-up of each."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(repeats + 1):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            if turn:
-                taken[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(times) for name, times in taken.items()}
 
 
 def decode_lengths(requests: int) -> list[int]:
@@ -192,21 +149,12 @@ def measure() -> list[Ratio]:
     return [*draft_step_ratios(), *metadata_ratios()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the ratios to this file")
-    options = parser.parse_args()
+def main() -> int:
+    parsed = options(__doc__).parse_args()
     torch.manual_seed(0)
     with torch.inference_mode():
-        ratios = measure()
-    for ratio in ratios:
-        verdict = "met" if ratio.met else "MISSED"
-        detail = ", ".join(f"{name} {value:.3f}" for name, value in ratio.detail.items())
-        print(f"{ratio.ratio:8.2f}  {ratio.name}  (goal {ratio.goal}: {verdict}; {detail})")
-    if options.json:
-        data = {"ratios": [ratio.as_dict() for ratio in ratios]}
-        options.json.write_text(json.dumps(data, indent=2))
+        return report(measure(), parsed.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

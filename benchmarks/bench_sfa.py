@@ -12,13 +12,11 @@ Nothing here is a claim about an NPU.
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+import sys
 
 import attrs
 import torch
-from bench_attn_backends import Ratio, medians
+from ratios import Ratio, medians, options, report
 
 from ascend_attn_backends import (
     AscendSFABackend,
@@ -123,22 +121,13 @@ def measure() -> list[Ratio]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the ratios to this file")
-    options = parser.parse_args()
+def main() -> int:
+    parsed = options(__doc__).parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     with torch.inference_mode():
-        ratios = measure()
-    for ratio in ratios:
-        verdict = "met" if ratio.met else "MISSED"
-        detail = ", ".join(f"{name} {value:.1f}" for name, value in ratio.detail.items())
-        print(f"{ratio.ratio:8.2f}  {ratio.name}  (goal {ratio.goal}: {verdict}; {detail})")
-    if options.json:
-        data = {"ratios": [ratio.as_dict() for ratio in ratios]}
-        options.json.write_text(json.dumps(data, indent=2))
+        return report(measure(), parsed.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
