@@ -89,7 +89,7 @@ def against_reference() -> Ratio:
         name: lambda name=name: ops.fused_infer_attention_score(**call, provider=name)
         for name in ("reference", "cpu")
     }
-    found = medians(sides, 3)
+    found = medians(sides, 7)
     value = found["reference"] / found["cpu"]
     return Ratio("decode B 16 2k: reference / cpu provider", value, ">= 10", found)
 
