@@ -107,14 +107,14 @@ def routing_tables(routing: RoutingTable) -> Iterator[Table]:
 
 def _refusal_table(row: RoutingRow) -> Table:
     table = Table(title=f"Why not another backend for: {row.kind}", title_justify="left")
-    for column in ("backend", "what", "found", "allowed"):
+    for column in ("backend", "what", "found", "allowed", "says"):
         table.add_column(column, overflow="fold")
     for verdict in row.verdicts:
         name = verdict.backend
         if verdict.accepted:
             table.add_row(escape(name), "[green]takes it[/]")
         for refusal in verdict.refusals:
-            cells = (name, refusal.parameter, refusal.found, refusal.allowed)
+            cells = (name, refusal.parameter, refusal.found, refusal.allowed, refusal.source)
             table.add_row(*map(escape, cells))
             name = ""
         table.add_section()
