@@ -129,8 +129,10 @@ for _name in PACKAGES:
 def tests_integration(session: nox.Session) -> None:
     """What crosses packages: layer rules, real vLLM, the demo."""
     _install_stack(session)
-    environment = TEST_ENVIRONMENT | {"OMP_NUM_THREADS": "2"}
-    session.run("pytest", "-q", "tests", *session.posargs, env=environment)
+    session.install(PARALLEL)
+    # Engines of one file share a process's fixtures, so a file stays with one worker.
+    together = ("-n", "2", "--dist", "loadfile")
+    session.run("pytest", "-q", *together, "tests", *session.posargs, env=TEST_ENVIRONMENT)
 
 
 @nox.session

@@ -13,7 +13,7 @@ import attrs
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
-TIMEOUT_SECONDS = 600
+TIMEOUT_SECONDS = 1200
 
 
 @attrs.frozen
