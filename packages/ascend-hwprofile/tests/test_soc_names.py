@@ -127,3 +127,8 @@ def test_long_text_is_shortened_in_the_message() -> None:
 def test_text_must_be_text() -> None:
     with pytest.raises(UnknownSocError, match="must be text"):
         parse_soc_name(910)  # type: ignore[arg-type]  # on purpose
+
+
+def test_an_unknown_name_says_what_is_allowed() -> None:
+    with pytest.raises(UnknownSocError, match=r"'zzz'.*allowed: A2, A3, A5"):
+        profile_for("zzz")

@@ -25,7 +25,10 @@ class UnknownSocError(HwProfileError):
     """A text or number that names no known SoC or family."""
 
     def __init__(self, found: object, reason: str, nearest: Sequence[str] = ()) -> None:
-        super().__init__(f"unknown SoC {quoted(found)}: {reason}{_nearest_clause(nearest)}")
+        super().__init__(
+            f"unknown SoC {quoted(found)}: {reason}{_nearest_clause(nearest)}; allowed: "
+            "A2, A3, A5, 310P, 310B or what `ascend-hwprofile list` shows"
+        )
         self.found = found
         self.reason = reason
         self.nearest = tuple(nearest)
