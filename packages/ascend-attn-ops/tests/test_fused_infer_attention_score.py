@@ -194,6 +194,19 @@ def test_sanitizer_names_a_wrong_template() -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("factor", [0.0, -1.0])
+def test_any_scale_is_taken_as_it_is(provider: str, factor: float) -> None:
+    """A kernel that hides keys before it scales turns -inf into NaN at 0, into +inf below."""
+    p = _case(mode=3)
+    arguments, rows = paged(p)
+    arguments["scale"] = factor
+    out, lse = expected(p, arguments, rows, scale=factor)
+    got, got_lse = ops.fused_infer_attention_score(**arguments, provider=provider)
+    torch.testing.assert_close(got.double(), out, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got_lse[..., 0].double(), lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("mode", [0, 3, 4])
 def test_slots_that_no_token_was_written_to_may_hold_nan(provider: str, mode: int) -> None:
     p = _case(mode=mode)

@@ -23,13 +23,19 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def takes_flash(p: Problem, span: Span) -> bool:
-    """Whether a request is plain or causal attention with one head size."""
+    """Whether a request is plain or causal attention with one head size.
+
+    The kernel's causal form hides keys before it scales: a scale of 0 or less makes them NaN or
+    +inf.
+    """
     call = p.call
     if call.pse is not None or p.full_mask is not None or len(p.keys) != 1:
         return False
     if p.query.shape[-1] != p.value_size:
         return False
-    return call.effective_mode == 0 or (call.effective_mode == 3 and span.kv_len >= span.q_len)
+    if call.effective_mode == 3:
+        return span.kv_len >= span.q_len and call.scale > 0
+    return call.effective_mode == 0
 
 
 def requests_together(p: Problem) -> int:
