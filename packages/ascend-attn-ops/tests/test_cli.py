@@ -89,6 +89,16 @@ def test_standard_input(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             {"key": {"shape": [-2], "dtype": "float16"}},
             "list of integers >= 0",
         ),
+        (
+            ("check", "scatter_pa_kv_cache"),
+            {"key": {"shape": [10**20], "dtype": "float16"}},
+            "key: shape [100000000000000000000] is larger than any tensor",
+        ),
+        (
+            ("check", "scatter_pa_kv_cache"),
+            {"key": {"shape": [2**62, 4], "dtype": "float16", "strides": [4, 1]}},
+            "with strides [4, 1] is larger than any tensor",
+        ),
         (("check", "scatter_pa_kv_cache"), {"cache_mode": 3}, "cache_mode: found 3, expected str"),
     ],
 )
@@ -99,6 +109,21 @@ def test_bad_usage_names_the_thing(
     assert (code, out) == (2, "")
     assert text in err
     assert err.count("\n") == 1
+
+
+def test_null_is_the_value_none_of_an_optional_argument(write: Any, capsys: Any) -> None:
+    """None means Norm for cache_mode, whose default is another."""
+    for cache_mode, verdict in ((None, 0), ("Norm", 0), ("PA_NZ", 1)):
+        data = case() | {"cache_mode": cache_mode}
+        assert run(capsys, "check", "scatter_pa_kv_cache", write(data))[0] == verdict
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"cache_mode": ' + "9" * 5000 + "}"])
+def test_files_that_the_json_reader_gives_up_on(text: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "case.json").write_text(text)
+    code, out, err = run(capsys, "check", "scatter_pa_kv_cache", str(tmp_path / "case.json"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is not JSON" in err
 
 
 def test_missing_and_broken_files(tmp_path: Path, capsys: Any) -> None:

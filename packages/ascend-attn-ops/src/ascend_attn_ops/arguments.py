@@ -263,7 +263,8 @@ def from_data(record: type[T], data: Mapping[str, Any]) -> T:
 
     A tensor is ``{"shape": [...], "dtype": "bfloat16", "strides": [...]?, "values": [...]?}``
     (on the meta device unless values are given); a scalar or list is itself; an absent name is
-    not passed, also when it is required: the contract then refuses it.
+    not passed, also when it is required: the contract then refuses it. null is the value None
+    of an optional argument, and counts as absent for any other.
 
     Raises:
         ArgumentFormatError: An unknown name, a bad tensor description, or a value of the wrong
@@ -276,7 +277,9 @@ def from_data(record: type[T], data: Mapping[str, Any]) -> T:
             f"unknown arguments {', '.join(unknown)}; known: {', '.join(known)}"
         )
     values = {
-        name: _from_json(known[name], value) for name, value in data.items() if value is not None
+        name: None if value is None else _from_json(known[name], value)
+        for name, value in data.items()
+        if value is not None or known[name].optional
     }
     for name, parameter in known.items():
         if parameter.required:
@@ -329,12 +332,10 @@ def tensor_from_data(name: str, data: Any) -> torch.Tensor:
     shape = _sizes(name, "shape", data["shape"])
     if data.get("values") is not None:
         return _with_values(name, data["values"], shape, dtype)
-    if data.get("strides") is None:
-        return torch.empty(shape, dtype=dtype, device="meta")
-    strides = _sizes(name, "strides", data["strides"])
-    if len(strides) != len(shape):
+    strides = None if data.get("strides") is None else _sizes(name, "strides", data["strides"])
+    if strides is not None and len(strides) != len(shape):
         raise ArgumentFormatError(f"{name}: {len(shape)} sizes but {len(strides)} strides")
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return _without_values(name, shape, strides, dtype)
 
 
 def _sizes(name: str, what: str, value: Any) -> IntList:
@@ -346,8 +347,22 @@ def _sizes(name: str, what: str, value: Any) -> IntList:
     return tuple(value)
 
 
+def _without_values(
+    name: str, shape: IntList, strides: IntList | None, dtype: torch.dtype
+) -> torch.Tensor:
+    try:
+        if strides is None:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    except (RuntimeError, TypeError) as error:  # torch counts bytes in 64 bits
+        where = "" if strides is None else f" with strides {list(strides)}"
+        raise ArgumentFormatError(
+            f"{name}: shape {list(shape)}{where} is larger than any tensor"
+        ) from error
+
+
 def _with_values(name: str, values: Any, shape: IntList, dtype: torch.dtype) -> torch.Tensor:
     try:
         return torch.tensor(values, dtype=dtype).reshape(shape)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise ArgumentFormatError(f"{name}: values do not fill shape {list(shape)}") from error

@@ -221,7 +221,7 @@ def _read(name: str) -> Any:
         return json.loads(text)
     except OSError as error:
         raise _UsageError(f"cannot read {name}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of 4,301 digits, nested too deeply
         raise _UsageError(f"{name} is not JSON: {error}") from error
 
 
