@@ -230,6 +230,27 @@ def test_layers_that_share_a_choice_of_keys_have_no_indexer(
         assert [(e["role"], e["count"]) for e in layers] == [("target", 6), ("indexer", full)]
 
 
+def test_layers_that_are_no_attention_have_no_backend(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    types = ["linear_attention"] * 3 + ["full_attention", "chunked_attention"]
+    path = written(tmp_path / "hybrid", DRAFT | {"layer_types": types})
+    layers = explained(capsys, "--config", path, "--profile", "A5")
+    assert summary(layers) == [
+        ("target", "standard", 1, "standard"),
+        ("target", "linear_attention", 3, None),
+        ("target", "chunked_attention", 1, None),
+    ]
+    assert rules(layers[1], "standard") == {"layer_type"}
+    assert main(["explain", "--config", str(path), "--profile", "A5"]) == 1
+    assert "found 'linear_attention'" in capsys.readouterr().out
+
+
+GLM = {
+    "model_type": "glm_moe_dsa", "num_hidden_layers": 2, "num_attention_heads": 64,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048, "index_n_heads": 32,
+    "index_head_dim": 128,
+}  # fmt: skip
 BAD_CONFIGS: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "config.json: found no JSON"),
     "a list": ("[]", "config.json: found a JSON list"),
@@ -241,6 +262,16 @@ BAD_CONFIGS: dict[str, tuple[Any, str]] = {
     "window": (
         json.dumps(DRAFT | {"layer_types": ["sliding_attention"] * 5}), "found no sliding_window",
     ),
+    "too deep": ("[" * 100_000, "config.json: found no JSON"),
+    "too many digits": ('{"a": ' + "9" * 5000 + "}", "config.json: found no JSON"),
+    "too large": (json.dumps(DRAFT | {"head_dim": 10**30}), "head_dim, a whole number of at least"),
+    "too many layers": (json.dumps(DRAFT | {"num_hidden_layers": 10**9}), "at most 4096"),
+    "dtype list": (json.dumps(DRAFT | {"torch_dtype": [[1]]}), "found dtype [[1]]; allowed"),
+    "soft cap": (json.dumps(DRAFT | {"attn_logit_softcapping": []}), "attn_logit_softcapping []"),
+    "indexer number": (json.dumps(GLM | {"indexer_types": 3}), "found indexer_types 3; allowed"),
+    "indexer count": (json.dumps(GLM | {"indexer_types": ["full"]}), "each of 2 layers"),
+    "indexer word": (json.dumps(GLM | {"indexer_types": ["full", "x"]}), "full or shared for each"),
+    "pattern": (json.dumps(GLM | {"index_topk_pattern": [[1], "F"]}), "F or S or full or shared"),
     "section": (json.dumps(DRAFT | {"quantization_config": 3}), "found quantization_config 3"),
 }  # fmt: skip
 
@@ -257,6 +288,15 @@ def test_a_configuration_that_cannot_be_used_is_one_clear_message(
     assert message in found.err
     assert found.err.startswith("ascend-attn-backends: ")
     assert len(found.err.splitlines()) == 1
+
+
+def test_a_draft_with_bad_architectures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, draft: Path
+) -> None:
+    bad = written(tmp_path / "bad", DRAFT | {"architectures": "DFlash2DraftModel"})
+    arguments = ["--config", str(draft), "--draft", str(bad), "--profile", "A5"]
+    assert main(["explain", *arguments]) == 2
+    assert "bad/config.json: found architectures 'DFlash2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ascend_hwprofile import HardwareProfile
 from ..draft_gate import GateTerm
 from ..indexer import AscendSFAIndexerBackend
 from ..request import BackendRequest
-from ..selection import Verdict, select_backend
+from ..selection import Verdict, backend_classes, select_backend
 from .model_config import ModelConfig
 
 
@@ -100,8 +100,29 @@ def explain_models(
 def _attention_layers(
     config: ModelConfig, role: str, facts: dict[str, Any], profile: HardwareProfile
 ) -> list[ExplainedLayer]:
-    found = Counter(_request(config, layer, role, facts) for layer in range(config.num_layers))
-    return [_attention_layer(request, count, profile) for request, count in found.items()]
+    layers = range(config.num_layers)
+    kinds = [config.other_kind(layer) for layer in layers]
+    found = Counter(
+        _request(config, layer, role, facts) for layer in layers if kinds[layer] is None
+    )
+    others = Counter(kind for kind in kinds if kind is not None)
+    return [
+        *(_attention_layer(request, count, profile) for request, count in found.items()),
+        *(_other_layer(kind, count, role) for kind, count in others.items()),
+    ]
+
+
+def _other_layer(kind: str, count: int, role: str) -> ExplainedLayer:
+    """Layers without keys and values of every token, such as linear attention."""
+    refusal = Refusal(
+        rule="layer_type",
+        parameter="layer_types",
+        found=repr(kind),
+        allowed="full, sliding or indexed attention",
+        source="config.json",
+    )
+    verdicts = tuple(Verdict(name, (refusal,)) for name in backend_classes())
+    return ExplainedLayer(role=role, kind=kind, count=count, backend=None, verdicts=verdicts)
 
 
 def _attention_layer(
@@ -147,7 +168,7 @@ def _request(config: ModelConfig, layer: int, role: str, facts: dict[str, Any]) 
         sliding_window=window,
         causal=causal,
         has_sinks=config.has_sinks,
-        logits_soft_cap=config.data.get("attn_logit_softcapping"),
+        logits_soft_cap=config.logits_soft_cap,
         **facts,
     )
 

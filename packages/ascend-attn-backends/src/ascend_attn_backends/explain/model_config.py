@@ -16,7 +16,10 @@ import torch
 from .errors import ModelConfigError
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_PATTERN = {"F": "full", "S": "shared"}
 _SLIDING = "sliding_attention"
+_MOST = 2**24  # far above every model; products of three sizes still fit 64 bits with it
+_MOST_LAYERS = 4096
 
 
 @attrs.frozen(eq=False)
@@ -46,7 +49,7 @@ class ModelConfig:
             raise ModelConfigError(path, what, "the config.json of a Hugging Face model")
         try:
             whole = json.loads(path.read_text("utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # numbers of 4,301 digits, nested too deeply
             raise ModelConfigError(path, f"no JSON ({error})", "a JSON object") from error
         if not isinstance(whole, dict):
             raise ModelConfigError(path, f"a JSON {type(whole).__name__}", "a JSON object")
@@ -62,12 +65,14 @@ class ModelConfig:
     def architecture(self) -> str | None:
         """First of ``architectures``, or None."""
         names = self.whole.get("architectures") or [None]
+        if not isinstance(names, list):
+            raise ModelConfigError(self.path, f"architectures {names!r}", "a list of texts")
         return None if names[0] is None else self._text(names[0], "architectures")
 
     @property
     def num_layers(self) -> int:
         """Layers of the model."""
-        return self.number("num_hidden_layers")
+        return self.number("num_hidden_layers", most=_MOST_LAYERS)
 
     @property
     def use_mla(self) -> bool:
@@ -113,7 +118,7 @@ class ModelConfig:
         """dtype of the weights, bfloat16 where the file does not say."""
         name = self.data.get("dtype") or self.data.get("torch_dtype") or self.whole.get("dtype")
         name = name or self.whole.get("torch_dtype") or "bfloat16"
-        if name not in _DTYPES:
+        if not isinstance(name, str) or name not in _DTYPES:
             raise ModelConfigError(self.path, f"dtype {name!r}", " or ".join(_DTYPES))
         return _DTYPES[name]
 
@@ -124,6 +129,18 @@ class ModelConfig:
         if not isinstance(scheme, dict):
             return "auto"
         return f"{scheme.get('type', 'quantised')}{scheme.get('num_bits', '')}"
+
+    @property
+    def logits_soft_cap(self) -> float | None:
+        """Bound that scores are squashed to, or None."""
+        bound = self.data.get("attn_logit_softcapping")
+        if bound is None:
+            return None
+        if isinstance(bound, bool) or not isinstance(bound, int | float):
+            raise ModelConfigError(
+                self.path, f"attn_logit_softcapping {bound!r}", "a number, or null for none"
+            )
+        return bound
 
     @property
     def has_sinks(self) -> bool:
@@ -142,6 +159,11 @@ class ModelConfig:
             raise ModelConfigError(self.path, "layer_types", f"a list of {self.num_layers} words")
         return [self._text(entry, "layer_types") for entry in types]
 
+    def other_kind(self, layer: int) -> str | None:
+        """What a layer is, in the words of the file, where it is no attention that we know."""
+        kind = self.layer_types[layer]
+        return None if self.use_compress or kind in _facts()["attention"]["layer_types"] else kind
+
     def window_of(self, layer: int) -> int | None:
         """Sliding window of a layer in keys, or None."""
         if self.layer_types[layer] != _SLIDING:
@@ -153,16 +175,24 @@ class ModelConfig:
 
         Source of the pattern and the schedule: transformers GlmMoeDsaConfig.
         """
-        given = self.data.get("indexer_types")
-        if given is not None:
-            return list(given)
-        pattern = self.data.get("index_topk_pattern")
-        if pattern is not None:
-            return [{"F": "full", "S": "shared"}.get(entry, entry) for entry in pattern]
+        for key, letters in (("indexer_types", {}), ("index_topk_pattern", _PATTERN)):
+            given = self.data.get(key)
+            if given is not None:
+                return self._indexer_types(key, given, letters)
         step = self.number("index_topk_freq", 1)
         skipped = self.number("index_skip_topk_offset", 2, least=0)
         places = range(self.num_layers)
         return ["shared" if max(i - skipped + 1, 0) % step else "full" for i in places]
+
+    def _indexer_types(self, key: str, given: object, letters: Mapping[str, str]) -> Sequence[str]:
+        if isinstance(given, list | str) and len(given) == self.num_layers:
+            names = [letters.get(entry, entry) if isinstance(entry, str) else "" for entry in given]
+            if set(names) <= set(_PATTERN.values()):
+                return names
+        allowed = " or ".join((*letters, *_PATTERN.values()))
+        raise ModelConfigError(
+            self.path, f"{key} {given!r}", f"{key}, {allowed} for each of {self.num_layers} layers"
+        )
 
     def section(self, key: str) -> Mapping[str, Any]:
         """A nested object, empty where the file has none.
@@ -177,24 +207,27 @@ class ModelConfig:
             raise ModelConfigError(self.path, f"{key} {value!r}", f"{key}, a JSON object")
         return value
 
-    def number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def number(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = _MOST
+    ) -> int:
         """A whole number.
 
         Raises:
             ModelConfigError: The key is missing without a default, or holds something else.
         """
         value = self.data.get(key)
-        return self.whole_number(key, default if value is None else value, least)
+        return self.whole_number(key, default if value is None else value, least, most)
 
-    def whole_number(self, key: str, value: object, least: int = 1) -> int:
+    def whole_number(self, key: str, value: object, least: int = 1, most: int = _MOST) -> int:
         """``value`` as the whole number that ``key`` must hold.
 
         Raises:
-            ModelConfigError: It is something else, or less than ``least``.
+            ModelConfigError: It is something else, less than ``least`` or more than ``most``.
         """
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             found = f"no {key}" if value is None else f"{key} {value!r}"
-            raise ModelConfigError(self.path, found, f"{key}, a whole number of at least {least}")
+            allowed = f"{key}, a whole number of at least {least} and at most {most}"
+            raise ModelConfigError(self.path, found, allowed)
         return value
 
     def _text(self, value: object, key: str) -> str:
