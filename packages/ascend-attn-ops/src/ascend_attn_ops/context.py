@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 
-from ascend_hwprofile import HardwareProfile, profile_for
+from ascend_hwprofile import HardwareProfile, profile_for, profile_from_environment
 
 _PROFILE: ContextVar[HardwareProfile | None] = ContextVar("ascend_attn_profile", default=None)
 _PROVIDER: ContextVar[str | None] = ContextVar("ascend_attn_provider", default=None)
@@ -58,12 +58,13 @@ def current_profile() -> HardwareProfile | None:
     if profile is not None:
         return profile
     name = os.environ.get("ASCEND_HWPROFILE", "")
-    return _named_profile(name) if name else None
+    return _profile_from_environment(name) if name else None
 
 
 @lru_cache(maxsize=8)
-def _named_profile(name: str) -> HardwareProfile:
-    return profile_for(name)
+def _profile_from_environment(_text: str) -> HardwareProfile | None:
+    """What the variable stands for; its text is the key of the cache."""
+    return profile_from_environment()
 
 
 def current_provider() -> str | None:
