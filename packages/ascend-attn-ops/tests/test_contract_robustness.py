@@ -44,3 +44,24 @@ def test_check_never_raises(op: Any, data: st.DataObject) -> None:
     for refusal in ops.check(op, arguments, profile and profile_for(profile)):
         assert refusal.found
         assert refusal.allowed
+
+
+@pytest.mark.parametrize("op", list(ops.all_operators()), ids=lambda op: op.name)
+@pytest.mark.parametrize("profile", ["A3", "A5"])
+@pytest.mark.parametrize("shape", [[], [0]])
+def test_every_tensor_may_have_an_odd_shape(op: Any, profile: str, shape: list[int]) -> None:
+    """Tensors without axes and without elements, alone and all of one dtype at a time."""
+    judged_for = profile_for(profile)
+    for sample in (sample for sample in op.samples() if not sample.rules):
+        described = {
+            name: {"shape": shape, "dtype": value["dtype"]}
+            for name, value in sample.data.items()
+            if isinstance(value, dict)
+        }
+        changes = [{name: tensor} for name, tensor in described.items()]
+        for dtype in sorted({tensor["dtype"] for tensor in described.values()}):
+            changes.append({n: t for n, t in described.items() if t["dtype"] == dtype})
+        ropes = {name: tensor for name, tensor in described.items() if "rope" in name}
+        for change in (*changes, ropes):
+            for refusal in ops.check(op, dict(sample.data) | change, judged_for):
+                assert refusal.found

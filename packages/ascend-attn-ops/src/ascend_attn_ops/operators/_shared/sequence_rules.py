@@ -240,7 +240,7 @@ def strided(
 
 
 def _dense(tensor: torch.Tensor, *, free_axis: bool) -> bool:
-    return (tensor[0] if free_axis else tensor).is_contiguous()
+    return (tensor[0] if free_axis and tensor.shape[:1] > (0,) else tensor).is_contiguous()
 
 
 def empty_tensors(tensors: Iterable[tuple[str, torch.Tensor | None]]) -> str | None:

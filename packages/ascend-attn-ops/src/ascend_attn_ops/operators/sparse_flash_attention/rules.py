@@ -76,8 +76,10 @@ def _head_size(a: Args, ctx: RuleContext) -> str | None:
 
 @rule("rope_size")
 def _rope_size(a: Args, ctx: RuleContext) -> str | None:
-    size = None if a.query_rope is None else a.query_rope.shape[-1]
-    return None if size == ctx.limits["rope_size"] else str(size)
+    last = None if a.query_rope is None else a.query_rope.shape[-1:]
+    if last == (ctx.limits["rope_size"],):
+        return None
+    return str(last[0]) if last else "none"
 
 
 @rule("sinks_product")

@@ -101,7 +101,7 @@ def _rope_shape(c: Call, ctx: RuleContext) -> Finding | None:
     for name, rope, beside, heads, flat in pairs:
         want = (*beside.shape[:-1], heads * size if flat else size)
         if c.paged and name == "key_rope" and c.key.dim() == 5:
-            inner = rope.shape[-1]
+            inner = rope.shape[-1] if rope.dim() else 0
             want = (*beside.shape[:2], size // inner if inner else 0, beside.shape[3], inner)
         if tuple(rope.shape) != want:
             return Finding(str(list(rope.shape)), str(list(want)), name)
