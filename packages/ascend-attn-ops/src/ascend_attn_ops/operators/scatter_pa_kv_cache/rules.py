@@ -6,10 +6,12 @@ import torch
 
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
+from .._shared.findings import strided, unequal_dtypes, wrong_dtype, wrong_rank
 from .arguments import ScatterPaKvCacheArguments as Args
 
 CONTRACT: Contract[Args] = Contract.load(__package__)
 rule = CONTRACT.rule
+_TENSORS = ("key", "value", "key_cache", "value_cache")
 
 
 def _compressing(a: Args) -> bool:
@@ -34,18 +36,13 @@ def _slot_rank(a: Args, ctx: RuleContext) -> str | None:
 
 
 @rule("slot_dtype")
-def _slot_dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.slot_mapping.dtype)
-    return None if name in ctx.limits["slot_dtypes"] else name
+def _slot_dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("slot_mapping",), ctx.limits["slot_dtypes"])
 
 
 @rule("cache_rank")
-def _cache_rank(a: Args, ctx: RuleContext) -> str | Finding | None:
-    for name in ("key_cache", "value_cache"):
-        cache: torch.Tensor = getattr(a, name)
-        if cache.dim() != 4:
-            return Finding(f"rank {cache.dim()} ({list(cache.shape)})", parameter=name)
-    return None
+def _cache_rank(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_rank(a, ("key_cache", "value_cache"), 4)
 
 
 @rule("cache_mode")
@@ -54,15 +51,13 @@ def _cache_mode(a: Args, ctx: RuleContext) -> str | None:
 
 
 @rule("dtype")
-def _dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.key.dtype)
-    return None if name in ctx.limits["dtypes"] else name
+def _dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("key",), ctx.limits["dtypes"])
 
 
 @rule("same_dtype")
 def _same_dtype(a: Args, ctx: RuleContext) -> str | None:
-    names = [dtype_name(t.dtype) for t in (a.key, a.value, a.key_cache, a.value_cache)]
-    return None if len(set(names)) == 1 else ", ".join(names)
+    return unequal_dtypes(a, _TENSORS)
 
 
 @rule("same_tokens")
@@ -127,9 +122,7 @@ def _compress_lengths(a: Args, ctx: RuleContext) -> str | None:
 
 @rule("contiguous")
 def _contiguous(a: Args, ctx: RuleContext) -> str | None:
-    tensors = {n: getattr(a, n) for n in ("key", "value", "key_cache", "value_cache")}
-    strided = [f"{n} strides {t.stride()}" for n, t in tensors.items() if not t.is_contiguous()]
-    return ", ".join(strided) or None
+    return strided(a, _TENSORS)
 
 
 @rule("slot_range")
