@@ -79,41 +79,47 @@ def _reads_in_place(p: Problem) -> bool:
 
 
 def _decode_in_place(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row per request: a kernel call per block, merged by the lse."""
+    """One row per request: two products per block, into the scores and into the output."""
     key, value = p.keys[0], p.values
     assert isinstance(key, PagedStore)  # noqa: S101 - _reads_in_place said so
     assert isinstance(value, PagedStore)  # noqa: S101 - _reads_in_place said so
     query = p.query[b.rows[:, 0]].view(b.size, p.call.kv_heads, -1, p.value_size)
+    query = query * p.call.scale
+    out, lse = torch.zeros_like(query), query.new_empty(query.shape[:3])
     table = key.table[b.requests].tolist()
-    results = [
-        _attend_blocks(row, (key.cache, value.cache), ids, length, p.call.scale)
-        for row, ids, length in zip(query.split(1), table, b.kv_lens.tolist(), strict=True)
-    ]
-    out, lse = (torch.cat(side) for side in zip(*results, strict=True))
+    for request, length in enumerate(b.kv_lens.tolist()):
+        blocks = list(_blocks(key.cache, value.cache, table[request], length))
+        _attend_blocks(query[request], blocks, out[request], lse[request])
     shape = (b.size, p.call.heads, 1)
     return out.reshape(*shape, p.value_size), lse.reshape(shape)
 
 
+def _blocks(
+    key: torch.Tensor, value: torch.Tensor, ids: list[int], length: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of keys and values, [KN, BS, D] each; of the last block only its first tokens."""
+    size = key.shape[2]
+    for column, first in enumerate(range(0, length, size)):
+        rows = min(size, length - first)
+        block = ids[column]
+        yield key[block].narrow(1, 0, rows), value[block].narrow(1, 0, rows)
+
+
 def _attend_blocks(
     query: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    ids: list[int],
-    length: int,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [1, KN, group, D] and lse [1, KN, group] of one request over its blocks."""
-    key, value = caches
-    whole, rest = divmod(length, key.shape[2])
-    parts = [
-        _flash(query, key.narrow(0, block, 1), value.narrow(0, block, 1), scale=scale)
-        for block in ids[:whole]
-    ]
-    if rest:
-        last = (cache.narrow(0, ids[whole], 1).narrow(2, 0, rest) for cache in caches)
-        parts.append(_flash(query, *last, scale=scale))
-    outs, lses = (torch.stack(side) for side in zip(*parts, strict=True))
-    lse = lses.logsumexp(0)
-    return outs.mul_((lses - lse).exp_()[..., None]).sum(0), lse
+    blocks: list[tuple[torch.Tensor, torch.Tensor]],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Fill out [KN, group, D] (zeros before) and lse [KN, group] of one scaled request."""
+    size = blocks[0][0].shape[1]
+    scores = query.new_full((len(blocks), *query.shape[:2], size), float("-inf"))
+    for column, (key, _) in enumerate(blocks):
+        torch.bmm(query, key.mT, out=scores[column, ..., : key.shape[1]])
+    torch.logsumexp(scores.movedim(0, 2).flatten(2), -1, out=lse)
+    weights = scores.sub_(lse[..., None]).exp_()
+    for column, (_, value) in enumerate(blocks):
+        out.baddbmm_(weights[column, ..., : value.shape[1]], value)
 
 
 def _tiles(p: Problem, b: Bucket, length: int) -> Iterator[tuple[int, int]]:
