@@ -52,6 +52,21 @@ def test_a_refused_case_says_everything(write: Any, capsys: Any) -> None:
     assert (refusal["rule"], refusal["cann_code"]) == ("scatter_pa_kv_cache.cache_mode", 161002)
 
 
+def test_the_profile_comes_from_the_environment_unless_it_is_given(
+    write: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = next(s for s in ops.operator_named("flash_attn").samples() if not s.rules)
+    monkeypatch.setenv("ASCEND_HWPROFILE", "A3")  # flash_attn is an A5 operator
+    code, out, _ = run(capsys, "check", "flash_attn", write(dict(sample.data)), "--json")
+    assert (code, json.loads(out)["refusals"][0]["rule"]) == (1, "product")
+    given = ("check", "flash_attn", write(dict(sample.data)), "--profile", "A5")
+    assert run(capsys, *given)[0] == 0
+    monkeypatch.setenv("ASCEND_HWPROFILE", "A9")
+    code, _, err = run(capsys, "check", "flash_attn", write(dict(sample.data)))
+    assert code == 2
+    assert "A9" in err
+
+
 def test_a_list_of_cases_gives_verdicts_in_order(write: Any, capsys: Any) -> None:
     cases = [case(), case() | {"cache_mode": "ND"}, {}]
     code, out, _ = run(capsys, "check", "scatter_pa_kv_cache", write(cases), "--json")

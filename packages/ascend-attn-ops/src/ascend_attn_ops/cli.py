@@ -17,6 +17,7 @@ from ascend_hwprofile import HardwareProfile, HwProfileError, profile_for
 
 from . import matrix as tables
 from .arguments import from_data, parameters
+from .context import current_profile
 from .contract import Rule
 from .operator import Operator
 from .refusals import ArgumentFormatError, Refusal, UnknownOperatorError
@@ -36,6 +37,11 @@ examples:
 
 exit codes: 0 accepted or done, 1 refused, 2 bad usage
 """
+
+_PROFILE_HELP = (
+    "family or SoC name, e.g. A3, Ascend910B3; default: ASCEND_HWPROFILE, else no product: "
+    "the contract that all share"
+)
 
 _CASE_FORMAT = """\
 FILE holds a JSON object of arguments by name, or a list of such objects ("-" reads standard
@@ -79,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     entry = _command(commands, "check", _check, "judge arguments", _CASE_FORMAT)
     entry.add_argument("operator", metavar="OP")
     entry.add_argument("file", metavar="FILE")
-    entry.add_argument("--profile", help="family or SoC name, e.g. A3, Ascend910B3")
+    entry.add_argument("--profile", help=_PROFILE_HELP)
     entry.add_argument("--provider", help="judge for this provider; default: as CANN does")
     entry.add_argument("--json", action="store_true", help="verdict as data")
     entry = _command(commands, "matrix", _matrix, "operator x product x provider")
@@ -199,7 +205,7 @@ def _parameter_data(parameter: Any) -> Mapping[str, Any]:
 
 def _check(arguments: argparse.Namespace) -> int:
     op = operator_named(arguments.operator)
-    profile = profile_for(arguments.profile) if arguments.profile else None
+    profile = profile_for(arguments.profile) if arguments.profile else current_profile()
     data = _read(arguments.file)
     cases = data if isinstance(data, list) else [data]
     verdicts = [
