@@ -20,21 +20,17 @@ from ascend_attn_backends import (
     AscendAttentionBackendImpl,
     AscendAttentionMetadataBuilder,
     AscendMetadata,
-    BackendRequest,
 )
-from ascend_attn_ops import Refusal
 from ascend_vllm_plugin.adapters.batch import attention_batch
+from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
 from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
-from ascend_vllm_plugin.selection import SIMULATED_PROVIDER, role_of_current_layer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionLayer
     from vllm.v1.kv_cache_interface import AttentionSpec
-
-SOURCE = "ascend_vllm_plugin.adapters.standard"
 
 
 class StandardBackend(AttentionBackend):
@@ -145,14 +141,21 @@ class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # 
         self.num_kv_heads = num_kv_heads or num_heads
         self.sliding_window = sliding_window
         self.kv_cache_dtype = kv_cache_dtype
-        request = self._request(
+        request = layer_request(
+            head_size=head_size,
+            num_heads=num_heads,
+            num_kv_heads=self.num_kv_heads,
+            kv_cache_dtype=kv_cache_dtype,
+            sliding_window=sliding_window,
             has_alibi=alibi_slopes is not None,
             logits_soft_cap=logits_soft_cap or None,
             attn_type=str(getattr(attn_type, "value", attn_type)),
             has_sinks=sinks is not None,
         )
         refusals = AscendAttentionBackend.refusals(request, simulated_profile())
-        refusals += _layer_refusals(kv_sharing_target_layer_name, further)
+        refusals += unknown_arguments(
+            AscendAttentionBackend.name, kv_sharing_target_layer_name, further
+        )
         if refusals:
             raise LayerRefusedError(AscendAttentionBackend.name, refusals)
         self._impl = AscendAttentionBackendImpl(
@@ -194,9 +197,10 @@ class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # 
             LayerRefusedError: a quantised output is wanted.
         """
         if output_scale is not None or output_block_scale is not None:
+            name = AscendAttentionBackend.name
             raise LayerRefusedError(
-                AscendAttentionBackend.name,
-                [_refusal("output_scale", "a scale", "None: the output is not quantised")],
+                name,
+                [refusal(name, "output_scale", "a scale", "None: the output is not quantised")],
             )
         if attn_metadata is None:
             return output.zero_()
@@ -206,35 +210,3 @@ class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # 
     def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of vLLM's cache [num_blocks, KN, block_size, 2 * D]: keys, then values."""
         return kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]
-
-    def _request(self, **features: Any) -> BackendRequest:
-        """The layer in the words of ascend-attn-backends."""
-        from vllm.config import get_current_vllm_config
-
-        return BackendRequest(
-            role=role_of_current_layer(),
-            head_size=self.head_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            dtype=torch.get_default_dtype(),
-            kv_cache_dtype=self.kv_cache_dtype,
-            block_size=get_current_vllm_config().cache_config.block_size,
-            sliding_window=self.sliding_window,
-            provider=SIMULATED_PROVIDER,
-            **features,
-        )
-
-
-def _layer_refusals(shares_cache_with: str | None, further: dict[str, Any]) -> list[Refusal]:
-    """Refusals of arguments of a layer that only vLLM knows of."""
-    given = {name: value for name, value in further.items() if value is not None}
-    refusals = [_refusal(name, repr(value), "absent") for name, value in given.items()]
-    if shares_cache_with is not None:
-        refusals.append(
-            _refusal("kv_sharing_target_layer_name", shares_cache_with, "None: a cache of its own")
-        )
-    return refusals
-
-
-def _refusal(parameter: str, found: str, allowed: str) -> Refusal:
-    return Refusal(f"standard.{parameter}", parameter, found, allowed, SOURCE)
