@@ -3,6 +3,22 @@ from __future__ import annotations
 import ascend_attn_backends
 
 EXPORTS = [
+    "NULL_STATE_BLOCK",
+    "AscendDSABackend",
+    "AscendDSACompressor",
+    "AscendDSAImpl",
+    "AscendDSAIndexerBackend",
+    "AscendDSAIndexerImpl",
+    "AscendDSAMetadata",
+    "AscendDSAMetadataBuilder",
+    "CompressedStep",
+    "CompressorRows",
+    "CompressorStateShape",
+    "CompressorWeights",
+    "DsaCacheShape",
+    "DsaCompression",
+    "DsaTables",
+    "IndexRows",
     "AscendDCPMetadata",
     "AscendMlaDCPBackend",
     "AscendMlaDCPImpl",

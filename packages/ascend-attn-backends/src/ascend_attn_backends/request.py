@@ -19,6 +19,8 @@ class BackendRequest:
         use_mla: Multi-head latent attention.
         use_sparse: Keys are chosen by an indexer (GLM-5, DeepSeek-V3.2).
         use_compress: Keys are compressed (DeepSeek-V4).
+        compress_ratio: Tokens per compressed key; 1 in a layer that has the sliding window alone.
+        compressed_top_k: Compressed keys that an indexer chooses for a token; None: all of them.
         head_size: Elements per head D.
         num_heads: Query heads N on this rank.
         num_kv_heads: Key/value heads KN on this rank.
@@ -54,6 +56,10 @@ class BackendRequest:
     use_mla: bool = False
     use_sparse: bool = False
     use_compress: bool = False
+    compress_ratio: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    compressed_top_k: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
+    )
     head_size: int = attrs.field(validator=attrs.validators.ge(1))
     num_heads: int = attrs.field(validator=attrs.validators.ge(1))
     num_kv_heads: int = attrs.field(validator=attrs.validators.ge(1))

@@ -248,8 +248,6 @@ def _architecture_refusals(
                 source="ascend_hwprofile",
             )
         )
-    if all(row["architecture"] != entry["name"] for row in _rows_of_the_table()):
-        refusals.append(_refusal("backend", "architecture", f"{entry['name']} ({entry['title']})"))
     return refusals
 
 
