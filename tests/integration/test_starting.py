@@ -41,7 +41,7 @@ STARTS = {
     "unknown switch": (ENGINE, {**SIMULATE, "ASCEND_VLLM_SIMULATE": "yes"}),
     "unsupported vLLM": (OTHER_RANGE + ENGINE, SIMULATE),
     "bypassed plugin": (ENGINE, {**SIMULATE, "VLLM_TARGET_DEVICE": "cpu"}),
-    "MLA": (ENGINE, SIMULATE),
+    "small latents": (ENGINE, SIMULATE),
 }
 """Name -> what runs, and in which environment."""
 
@@ -49,7 +49,7 @@ STARTS = {
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompletedProcess[str]]:
     """All starts, two at a time: they spend their time importing vLLM."""
-    model: Path = make_mla_config(tmp_path_factory.mktemp("mla"))
+    model: Path = make_mla_config(tmp_path_factory.mktemp("mla"), kv_lora_rank=256)
     with ThreadPoolExecutor(max_workers=2) as pool:
         running = {
             name: pool.submit(run_python, ["-c", code, str(model)], env)
@@ -106,7 +106,7 @@ def test_a_start_that_cannot_work_fails_with_one_clear_error(
 def test_a_model_that_no_backend_takes_is_refused_before_its_weights(
     starts: dict[str, CompletedProcess[str]],
 ) -> None:
-    done = starts["MLA"]
+    done = starts["small latents"]
     assert done.returncode == 1
     message = done.stderr[done.stderr.rindex("NoBackendError") :]
     assert re.search(r"standard +refused", message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 SLIDING_WINDOW = 24
 VOCABULARY = 512
@@ -47,8 +48,8 @@ def make_sliding_qwen3(folder: Path) -> Path:
     return folder
 
 
-def make_mla_config(folder: Path) -> Path:
-    """The configuration of a tiny DeepSeek-V2 (MLA), and no weights at all."""
+def make_mla_config(folder: Path, **changes: Any) -> Path:
+    """The configuration of a tiny DeepSeek-V2 (MLA) with changes, and no weights at all."""
     from transformers import DeepseekV2Config
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,5 +70,5 @@ def make_mla_config(folder: Path) -> Path:
         max_position_embeddings=512,
     ).to_dict()
     config["architectures"] = ["DeepseekV2ForCausalLM"]
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
     return folder

@@ -30,6 +30,9 @@ Draft models are built under another tag: `eagle_head`, `dflash_head`, `draft_mo
 VLLM_CPU_BACKENDS = frozenset({"CPU_ATTN", "CPU_MLA", "AMX_MLA"})
 """Members of `AttentionBackendEnum` that are vLLM's own CPU backends."""
 
+CPU_BLOCK_SIZE = 128
+"""Tokens per block that the CPU platform takes where the user named none."""
+
 OUR_BACKEND_NAME = "CUSTOM"
 """`AttentionBackendEnum` has one member for backends from outside; several may share it."""
 

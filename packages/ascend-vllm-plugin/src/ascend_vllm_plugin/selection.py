@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ADAPTERS: Mapping[str, str] = {
     "standard": "ascend_vllm_plugin.adapters.standard.StandardBackend",
+    "mla": "ascend_vllm_plugin.adapters.mla.MLABackend",
 }
 """Backend of ascend-attn-backends -> its adapter to vLLM's interface."""
 

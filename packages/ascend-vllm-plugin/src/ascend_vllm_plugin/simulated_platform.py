@@ -9,6 +9,7 @@ from vllm.platforms.interface import PlatformEnum
 
 from ascend_vllm_plugin import compat, selection
 from ascend_vllm_plugin.environment import pin_profile
+from ascend_vllm_plugin.latent_settings import latent_settings_kept
 from ascend_vllm_plugin.options import options_from
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class SimulatedAscendPlatform(CpuPlatform):
         options_from(vllm_config.additional_config)
         if vllm_config.parallel_config.worker_cls == compat.AUTO_WORKER:
             vllm_config.parallel_config.worker_cls = WORKER
-        super().check_and_update_config(vllm_config)
+        with latent_settings_kept(vllm_config):
+            super().check_and_update_config(vllm_config)
 
     @classmethod
     def get_attn_backend_cls(

@@ -8,6 +8,7 @@ from ascend_attn_backends import AttentionBatch
 
 if TYPE_CHECKING:
     import torch
+    from vllm.config import VllmConfig
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
 
@@ -38,6 +39,13 @@ def attention_batch(common: CommonAttentionMetadata, *, drafts_in_flight: bool) 
         query_start_loc_cpu=common.query_start_loc_cpu[: rows + 1],
         seq_lens_cpu=_host_seq_lens(common, drafts_in_flight),
         is_prefilling=None if common.is_prefilling is None else common.is_prefilling[:rows],
+    )
+
+
+def drafts_in_flight(vllm_config: VllmConfig) -> bool:
+    """Whether a step may be described before the host knows which drafts were accepted."""
+    return bool(
+        vllm_config.scheduler_config.async_scheduling and vllm_config.speculative_config is not None
     )
 
 

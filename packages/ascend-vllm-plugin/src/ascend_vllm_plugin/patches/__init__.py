@@ -1,19 +1,19 @@
 """Changes to vLLM itself, one module each.
 
-A module says why the change is needed and for which versions of vLLM; a test in
-`tests/integration/test_patches.py` fails as soon as vLLM works without it. Nothing is changed
-at import: the worker applies the patches in its own process, in simulate mode only.
+A module says why the change is needed; `PATCHES` says for which versions of vLLM. A test in
+`tests/integration/test_patches.py` fails as soon as vLLM works without it. Nothing is changed at
+import, and a module is only imported to be applied: the worker applies the patches in its own
+process, in simulate mode, before it builds the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 
 import attrs
 from packaging.specifiers import SpecifierSet
 
 from ascend_vllm_plugin.compat import require_supported_vllm
-from ascend_vllm_plugin.patches import kernel_dispatchers
 
 
 @attrs.frozen
@@ -24,22 +24,33 @@ class Patch:
         name: module of this package that holds it.
         reason: what goes wrong without it.
         versions: versions of vLLM that need it.
-        apply: makes the change; doing it twice is the same as doing it once. Returns False
-            when this process does not need it.
     """
 
     name: str
     reason: str
     versions: SpecifierSet
-    apply: Callable[[], bool]
+
+    def apply(self) -> bool:
+        """Make the change; twice is the same as once. False when this process does not need it."""
+        return bool(import_module(f"{__name__}.{self.name}").apply())
 
 
 PATCHES = (
     Patch(
         name="kernel_dispatchers",
-        reason=kernel_dispatchers.REASON,
+        reason="speculative decoding on a CPU without Triton fails: Cannot inspect kernel "
+        "parameters",
         versions=SpecifierSet(">=0.30,<0.31"),
-        apply=kernel_dispatchers.apply,
+    ),
+    Patch(
+        name="rotary_embedding",
+        reason="the CPU kernel rotates the queries [tokens, heads, size] of MLA layers wrongly",
+        versions=SpecifierSet(">=0.30,<0.31"),
+    ),
+    Patch(
+        name="dflash2_on_v1",
+        reason="the V1 model runner refuses DFlash2 drafts: it does not select their candidates",
+        versions=SpecifierSet(">=0.30,<0.31"),
     ),
 )
 

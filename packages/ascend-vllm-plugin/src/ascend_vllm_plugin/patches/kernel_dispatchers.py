@@ -23,8 +23,6 @@ import torch
 
 from ascend_vllm_plugin.compat import KERNEL_MODULES
 
-REASON = "speculative decoding on a CPU without Triton fails: Cannot inspect kernel parameters"
-
 DISPATCHERS: Mapping[tuple[str, str], str] = {
     ("rejection_sampler", "_rejection_greedy_sample"): "rejection_greedy_sample_kernel",
     ("rejection_sampler", "_rejection_random_sample"): "rejection_random_sample_kernel",

@@ -1,0 +1,232 @@
+"""What the adapters of latent attention share: vLLM's one cache, its metadata and its layer.
+
+vLLM's MLA layer absorbs the queries, writes the cache through `do_kv_cache_update` and hands
+tokens to `forward_mqa` (decode) or `forward_mha` (prefill). The backends of ascend-attn-backends
+compute prefill, chunks, decode and verification of drafts in one absorbed call, so the metadata
+here calls every token a decode and all of them come to `forward_mqa`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MLAAttentionImpl,
+    MultipleOf,
+)
+
+from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl, AttentionBatch
+from ascend_attn_backends import AttentionBackend as BackendClass
+from ascend_vllm_plugin.adapters.batch import attention_batch, drafts_in_flight
+from ascend_vllm_plugin.adapters.layer import layer_request, unknown_arguments
+from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
+from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.errors import LayerRefusedError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import AttentionSpec
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class LatentMetadata:
+    """What vLLM's MLA layer reads of a step, around our own metadata.
+
+    Attributes:
+        step: metadata of ascend-attn-backends.
+        num_actual_tokens: tokens of the step, padding included.
+        num_decodes: requests that vLLM is to treat as decodes.
+        num_decode_tokens: their tokens, which come first.
+        num_prefills: the other requests.
+        query_start_loc: [num_reqs + 1] int32, first token of each request.
+        seq_lens: [num_reqs] int32, keys of each request.
+        prefill: always None; there is no path of its own for prompts.
+    """
+
+    step: Any
+    num_actual_tokens: int
+    num_decodes: int
+    num_decode_tokens: int
+    num_prefills: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    prefill: None = None
+
+    @property
+    def decode(self) -> LatentMetadata:
+        """Where vLLM looks for the lengths of decodes: here."""
+        return self
+
+
+class LatentBackend(AttentionBackend):
+    """What vLLM wants to know about a backend over latent rows."""
+
+    forward_includes_kv_cache_update = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+
+    @staticmethod
+    def get_name() -> str:
+        """Member of vLLM's `AttentionBackendEnum`."""
+        return OUR_BACKEND_NAME
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+        """Tokens per block (op-plugin docs npu_fused_infer_attention_score: multiples of 16)."""
+        return [MultipleOf(16)]
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        """Rows are latents, shared by all heads."""
+        return True
+
+
+class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
+    """Translates a step of vLLM; a subclass builds our metadata of it."""
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._drafts_in_flight = drafts_in_flight(vllm_config)
+
+    def build_step(self, batch: AttentionBatch) -> Any:
+        """Our metadata of a step."""
+        raise NotImplementedError
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> LatentMetadata:
+        """Metadata of one step, built once and read by all layers."""
+        common = common_attn_metadata
+        batch = attention_batch(common, drafts_in_flight=self._drafts_in_flight)
+        return LatentMetadata(
+            step=self.build_step(batch),
+            num_actual_tokens=common.num_actual_tokens,
+            num_decodes=common.num_reqs,
+            num_decode_tokens=common.num_actual_tokens,
+            num_prefills=0,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+        )
+
+
+class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  # vLLM never reads it
+    """Translates the calls of an MLA layer.
+
+    Attributes:
+        backend: the backend of ascend-attn-backends that takes or refuses the layer.
+        layer_class: what computes the layer.
+        layer: that, for this layer.
+
+    Raises:
+        LayerRefusedError: the layer has something that the backend does not compute.
+    """
+
+    supports_dense_mha_prefill = False
+    backend: ClassVar[type[BackendClass]]
+    layer_class: ClassVar[type[AscendMLAImpl] | type[AscendSFAImpl]]
+    layer: AscendMLAImpl | AscendSFAImpl
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        *,
+        kv_lora_rank: int,
+        qk_rope_head_dim: int,
+        sinks: torch.Tensor | None = None,
+        **projections: Any,
+    ) -> None:
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.latent_size, self.rope_size = kv_lora_rank, qk_rope_head_dim
+        request = layer_request(
+            use_mla=True,
+            use_sparse=self.is_sparse,
+            head_size=head_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            kv_cache_dtype=kv_cache_dtype,
+            sliding_window=sliding_window,
+            has_alibi=alibi_slopes is not None,
+            logits_soft_cap=logits_soft_cap or None,
+            attn_type=str(getattr(attn_type, "value", attn_type)),
+            has_sinks=sinks is not None,
+            context_parallel_size=self.dcp_world_size,
+        )
+        refusals = self.backend.refusals(request, simulated_profile())
+        further = {name: value for name, value in projections.items() if name not in _OF_VLLM}
+        refusals += unknown_arguments(self.backend.name, kv_sharing_target_layer_name, further)
+        if refusals:
+            raise LayerRefusedError(self.backend.name, refusals)
+        self.layer = self.layer_class(num_heads, scale, kv_lora_rank, qk_rope_head_dim)
+
+    def do_kv_cache_update(
+        self,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        kv_cache_dtype: str,
+        k_scale: torch.Tensor,
+    ) -> None:
+        """Write latent rows [T, 512] and rotary rows [T, 1, 64] to the slots [<= T] of the cache.
+
+        Slots below 0 are skipped. A cache without elements belongs to a run that measures memory.
+        """
+        if kv_cache.numel():
+            latent_cache, rope_cache = self.split_cache(kv_cache)
+            rope = k_pe.reshape(k_pe.shape[0], self.rope_size)
+            self.layer.write_kv(kv_c_normed, rope, latent_cache, rope_cache, slot_mapping.flatten())
+
+    def split_cache(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views [num_blocks, 1, block_size, 512 and 64] of vLLM's [num_blocks, block_size, 576]."""
+        rows = kv_cache[:, None]
+        return rows[..., : self.latent_size], rows[..., self.latent_size :]
+
+    def split_query(
+        self, query: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Absorbed [T, N, 512] and rotated [T, N, 64] queries; vLLM may have joined them."""
+        if isinstance(query, tuple):
+            return query
+        latent, rope = query.split([self.latent_size, self.rope_size], dim=-1)
+        return latent, rope
+
+
+_OF_VLLM = frozenset(
+    {
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_head_dim",
+        "v_head_dim",
+        "kv_b_proj",
+        "indexer",
+        "topk_indices_buffer",
+    }
+)
+"""Arguments of an MLA layer that concern what vLLM computes around attention, and the indexer."""

@@ -1,0 +1,157 @@
+"""Tiny models with latent attention and random weights: DeepSeek-V3 and GLM-5, made by transformers.
+
+Sizes that the operators fix are those of the real models (latents of 512, rotary parts of 64, index
+rows of 128); everything else is as small as it can be. Seeds and scales are chosen such that the
+best logit is never close to the second one: see `MIN_MARGIN` in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 512
+HIDDEN = 128
+HEADS = 4
+TOP_K = 32
+"""Keys that a token of the sparse model attends to: fewer than two of the prompts have."""
+
+_SHARED: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "n_shared_experts": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 64,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 512,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_FOR_VLLM: dict[str, Any] = {
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "moe_layer_freq": 1,
+    "ep_size": 1,
+}
+"""Keys that vLLM reads and transformers leaves out when it writes a configuration."""
+
+
+def make_deepseek_v3(folder: Path) -> Path:
+    """DeepSeek-V3 with two layers (MLA); random weights, float32."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    config = DeepseekV3Config(**_SHARED, num_hidden_layers=2, n_group=2, topk_group=1)
+    return _save(DeepseekV3ForCausalLM, config, folder, seed=1)
+
+
+def make_glm(folder: Path) -> Path:
+    """GLM-5 (`glm_moe_dsa`) with three layers and one MTP layer; random weights, float32.
+
+    The MTP layer is the last layer again with a little noise, so that some of what it drafts is
+    accepted and some is not.
+    """
+    _save_glm(folder)
+    _edit_weights(folder, _add_noisy_mtp)
+    return folder
+
+
+def make_agreeing_glm(folder: Path) -> Path:
+    """GLM-5 whose MTP layer always drafts what the target says next.
+
+    The embedding outweighs what the layers add, and the head answers token t with token t + 1, in
+    the target as in the MTP layer.
+    """
+    _save_glm(folder)
+    _edit_weights(folder, _add_noisy_mtp)
+    _edit_weights(folder, _answer_with_the_next_token)
+    return folder
+
+
+def _save_glm(folder: Path) -> None:
+    from transformers import GlmMoeDsaConfig
+    from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaForCausalLM
+
+    config = GlmMoeDsaConfig(
+        **_SHARED,
+        num_hidden_layers=3,
+        n_group=1,
+        topk_group=1,
+        index_topk=TOP_K,
+        index_head_dim=128,
+        # With a few heads and random weights many scores are 0 at once, and the choice among
+        # equals is anybody's.
+        index_n_heads=16,
+        index_topk_freq=1,
+    )
+    further = {"indexer_rope_interleave": True, "num_nextn_predict_layers": 1, "index_topk_freq": 1}
+    _save(GlmMoeDsaForCausalLM, config, folder, seed=0, **further)
+
+
+def _save(model_class: Any, config: Any, folder: Path, seed: int, **further: Any) -> Path:
+    torch.manual_seed(seed)
+    model = model_class(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    written = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**written, **_FOR_VLLM, **further}, indent=1), encoding="utf-8")
+    return folder
+
+
+def _edit_weights(
+    folder: Path, edit: Callable[[dict[str, torch.Tensor], torch.Generator], None]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    edit(weights, torch.Generator().manual_seed(3))
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def _add_noisy_mtp(weights: dict[str, torch.Tensor], generator: torch.Generator) -> None:
+    source, target = "model.layers.2.", "model.layers.3."
+    for name in [name for name in weights if name.startswith(source)]:
+        noise = 0.01 * torch.randn(weights[name].shape, generator=generator)
+        weights[target + name.removeprefix(source)] = weights[name] + noise
+    eye = torch.eye(HIDDEN)
+    ones = ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")
+    weights.update({target + name: torch.ones(HIDDEN) for name in ones})
+    weights[f"{target}eh_proj.weight"] = torch.cat([0.3 * eye, 0.7 * eye], 1)
+    weights[f"{target}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    weights[f"{target}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+
+
+def _answer_with_the_next_token(
+    weights: dict[str, torch.Tensor], generator: torch.Generator
+) -> None:
+    embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
+    head = 0.1 * torch.roll(embedding, 1, 0)
+    for name in weights:
+        if name.endswith("embed_tokens.weight"):
+            weights[name] = embedding.clone()
+        elif name == "lm_head.weight" or name.endswith("shared_head.head.weight"):
+            weights[name] = head.clone()
+        elif "o_proj" in name or "down_proj" in name:
+            weights[name] = weights[name] * 0.1
+    eye = torch.eye(HIDDEN)
+    weights["model.layers.3.eh_proj.weight"] = torch.cat([eye, 0.3 * eye], 1)
