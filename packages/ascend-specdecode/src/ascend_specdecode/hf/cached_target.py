@@ -1,0 +1,96 @@
+"""Any causal model with a cache that can be cropped as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio.to_thread
+import torch
+
+from ascend_specdecode.hf.rows import TokenRows
+from ascend_specdecode.protocols import DraftedSequence, Scores
+
+
+class CachedTarget:
+    """Scores sequence after sequence with the model's own attention, a cache for each.
+
+    Going back to a shorter length crops the cache, which keeps views and copies nothing.
+
+    Args:
+        model: a causal language model; it is switched to evaluation.
+        hidden_states: also return the hidden states after the final norm.
+    """
+
+    def __init__(self, model: Any, *, hidden_states: bool = False) -> None:
+        self._model = model.eval()
+        self._hidden_states = hidden_states
+        self._caches: dict[int, Any] = {}
+
+    @property
+    def sequences(self) -> frozenset[int]:
+        """Sequences that hold a cache."""
+        return frozenset(self._caches)
+
+    async def score(self, batch: Sequence[DraftedSequence]) -> Scores:
+        """Score the batch in a worker thread; see :class:`ascend_specdecode.Target`."""
+        return await anyio.to_thread.run_sync(self._forward, batch)
+
+    @torch.inference_mode()
+    def _forward(self, batch: Sequence[DraftedSequence]) -> Scores:
+        rows = TokenRows.of(batch)
+        parts = zip(
+            batch,
+            rows.tokens.split(list(rows.counts)),
+            rows.positions.split(list(rows.counts)),
+            rows.scored_counts,
+            strict=True,
+        )
+        outputs = [self._one(row, *part) for row, *part in parts]
+        hidden = (
+            [output.hidden_states[-1][0] for output in outputs] if self._hidden_states else None
+        )
+        logits = torch.cat(
+            [
+                output.logits[0, output.logits.shape[1] - count :]
+                for output, count in zip(outputs, rows.scored_counts, strict=True)
+            ]
+        )
+        return Scores(rows.padded_logits(logits), hidden)
+
+    def _one(
+        self, row: DraftedSequence, tokens: torch.Tensor, positions: torch.Tensor, scored: int
+    ) -> Any:
+        sequence_id = row.sequence.sequence_id
+        cache = self._caches.get(sequence_id)
+        if cache is None:
+            cache = self._caches[sequence_id] = self._new_cache()
+        self._crop(cache, row.cached_length)
+        return self._model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            cache=cache,
+            use_cache=True,
+            logits_to_keep=max(scored, 1),
+            output_hidden_states=self._hidden_states,
+        )
+
+    def _new_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self._model.config)
+
+    def _crop(self, cache: Any, length: int) -> None:
+        surplus = cache.get_seq_length() - length
+        if surplus > 0:
+            cache.crop(-surplus)
+
+    def roll_back(self, sequence_id: int, length: int) -> None:
+        """Keep the first ``length`` tokens of a sequence."""
+        cache = self._caches.get(sequence_id)
+        if cache is not None:
+            self._crop(cache, length)
+
+    def free(self, sequence_id: int) -> None:
+        """Drop the cache of a sequence, known or not."""
+        self._caches.pop(sequence_id, None)

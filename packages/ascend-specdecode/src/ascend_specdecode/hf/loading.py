@@ -1,0 +1,63 @@
+"""Reading a Hugging Face model folder for use as a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from ascend_specdecode.errors import ArgumentError
+from ascend_specdecode.hf.cached_target import CachedTarget
+from ascend_specdecode.hf.paged_target import PagedTarget
+
+
+@attrs.frozen(eq=False)
+class LoadedModel:
+    """A model folder in memory.
+
+    Attributes:
+        folder: where it came from.
+        model: ``AutoModelForCausalLM``, eager attention, evaluation mode.
+        tokenizer: ``AutoTokenizer``.
+    """
+
+    folder: Path
+    model: Any
+    tokenizer: Any
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens that end a text."""
+        found = self.model.generation_config.eos_token_id
+        if found is None:
+            return frozenset()
+        return frozenset([found] if isinstance(found, int) else found)
+
+
+def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Load model and tokenizer from a local folder; nothing is downloaded.
+
+    Raises:
+        ArgumentError: the folder has no config.json.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        raise ArgumentError("folder", f"{path} without config.json", "a Hugging Face model folder")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, attn_implementation="eager", local_files_only=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    return LoadedModel(path, model.eval(), tokenizer)
+
+
+def load_target(
+    loaded: LoadedModel, num_tokens: int = 8192, *, hidden_states: bool = False
+) -> PagedTarget | CachedTarget:
+    """The target that fits a model: paged where its attention allows it, else cached."""
+    if getattr(loaded.model.config, "kv_lora_rank", None) is not None:
+        return CachedTarget(loaded.model, hidden_states=hidden_states)
+    return PagedTarget(loaded.model, num_tokens, hidden_states=hidden_states)
