@@ -18,7 +18,7 @@ from pathlib import Path
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.{}); time.sleep(300)"
 PIECES = ["Paris ", "is the ", "capital."]
 ROUTING = {
-    "format": 1,
+    "format": 2,
     "mode": "simulated",
     "profile": "A5",
     "vllm": "0.30.0",
@@ -26,6 +26,7 @@ ROUTING = {
     "speculation": {"method": "custom_class", "drafter": "fake.Drafter", "k": 2},
     "rows": [
         {
+            "role": "target",
             "kind": "target, full attention",
             "layers": ["layer.0", "layer.1"],
             "backend": "standard",
@@ -48,8 +49,10 @@ ROUTING = {
                     ],
                 },
             ],
+            "gate": [],
         }
     ],
+    "plans": None,
 }
 
 

@@ -20,6 +20,7 @@ from ascend_vllm_plugin import (
     LayerRefusedError,
     OptionError,
     SimulationUnavailableError,
+    facts,
     selection,
 )
 from ascend_vllm_plugin.adapters.batch import attention_batch
@@ -187,6 +188,8 @@ def config() -> Any:
             hf_config=SimpleNamespace(model_type="qwen3"),
         ),
         speculative_config=None,
+        attention_config=SimpleNamespace(backend=None),
+        additional_config={},
         use_v2_model_runner=False,
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1
@@ -210,7 +213,7 @@ def test_selection_knows_target_and_draft_of_speculation() -> None:
     asked = config()
     asked.speculative_config = SimpleNamespace(target_model_config=target, draft_model_config=draft)
     asked.use_v2_model_runner = True
-    request = selection.request_from(question(), asked, None)
+    request = facts.request_from(question(), asked, None)
     assert (request.speculative, request.runner, request.draft_eager) == (True, "v2", True)
     assert request.target_model_type == "glm_moe_dsa"
     assert request.draft_architecture == "DFlash2DraftModel"
@@ -224,7 +227,7 @@ def test_selection_takes_n_grams_for_no_draft_model() -> None:
     asked.speculative_config = SimpleNamespace(
         target_model_config=target, draft_model_config=target
     )
-    request = selection.request_from(question(), asked, None)
+    request = facts.request_from(question(), asked, None)
     assert (request.speculative, request.draft_eager, request.draft_architecture) == (
         True,
         False,
@@ -339,5 +342,6 @@ def test_platform_leaves_vllms_own_backend_to_who_asks_for_it(stock_config: Vllm
             AttentionBackendEnum.CPU_ATTN, question(head_size=80)
         )
     assert path == AttentionBackendEnum.CPU_ATTN.get_path()
-    route = selection.recorded_routes()[selection.kind_of_question(question(head_size=80))]
+    kind = selection.kind_of_question(question(head_size=80), "target")
+    route = selection.recorded_routes()[kind]
     assert (route.class_path, route.chosen_by) == (path, "--attention-backend")

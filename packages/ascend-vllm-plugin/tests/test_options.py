@@ -1,16 +1,31 @@
 import pytest
+import torch
 
+from ascend_attn_backends import BackendRequest
 from ascend_vllm_plugin import OptionError, Options
-from ascend_vllm_plugin.options import options_from
+from ascend_vllm_plugin.options import GATE_MODES, options_from
 
 
 @pytest.mark.parametrize("given", [{}, {"ascend": {}}, {"other": {"x": 1}}, None, object()])
 def test_defaults(given):
-    assert options_from(given) == Options(ngram_min=2, ngram_max=4)
+    assert options_from(given) == Options(ngram_min=2, ngram_max=4, draft_flash_attn="strict")
 
 
 def test_values():
     assert options_from({"ascend": {"ngram_min": 3, "ngram_max": 5}}) == Options(3, 5)
+
+
+@pytest.mark.parametrize("mode", GATE_MODES)
+def test_the_modes_of_the_gate_are_those_of_the_backends(mode):
+    options = options_from({"ascend": {"draft_flash_attn": mode}})
+    request = BackendRequest(
+        head_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        dtype=torch.float16,
+        draft_flash_attn=options.draft_flash_attn,
+    )
+    assert request.draft_flash_attn == mode
 
 
 @pytest.mark.parametrize(
@@ -22,6 +37,12 @@ def test_values():
         ({"ascend": {"ngram_max": "4"}}, "is '4': allowed is a whole number of at least 1"),
         ({"ascend": {"ngram_max": True}}, "is True: allowed is a whole number of at least 1"),
         ({"ascend": {"ngram_min": 5}}, "ascend.ngram_min of --additional-config is 5"),
+        (
+            {"ascend": {"draft_flash_attn": "on"}},
+            "option ascend.draft_flash_attn of --additional-config is 'on': "
+            "allowed is one of: strict, wide, off",
+        ),
+        ({"ascend": {"draft_flash_attn": ["wide"]}}, "allowed is one of: strict, wide, off"),
     ],
 )
 def test_wrong_options_are_named(given, message):

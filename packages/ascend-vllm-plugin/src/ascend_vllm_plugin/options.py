@@ -4,8 +4,9 @@
 |---|---|---|
 | `ngram_min` | 2 | shortest run of tokens that `NgramProposer` looks up, in tokens |
 | `ngram_max` | 4 | longest run of tokens that it looks up |
+| `draft_flash_attn` | `strict` | who may use the draft flash backend: `strict`, `wide`, `off` |
 
-Example: `--additional-config '{"ascend": {"ngram_min": 3, "ngram_max": 5}}'`.
+Example: `--additional-config '{"ascend": {"ngram_min": 3, "draft_flash_attn": "wide"}}'`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from ascend_vllm_plugin.errors import OptionError
 
 KEY = "ascend"
 
+GATE_MODES = ("strict", "wide", "off")
+"""Values of `draft_flash_attn`; what they mean is in `ascend_attn_backends.judge_draft_gate`."""
+
 
 @attrs.frozen
 class Options:
@@ -26,6 +30,7 @@ class Options:
 
     ngram_min: int = 2
     ngram_max: int = 4
+    draft_flash_attn: str = "strict"
 
     def __attrs_post_init__(self) -> None:
         for name in ("ngram_min", "ngram_max"):
@@ -34,6 +39,9 @@ class Options:
                 raise OptionError(f"{KEY}.{name}", value, "a whole number of at least 1")
         if self.ngram_min > self.ngram_max:
             raise OptionError(f"{KEY}.ngram_min", self.ngram_min, f"at most {self.ngram_max}")
+        if self.draft_flash_attn not in GATE_MODES:
+            allowed = "one of: " + ", ".join(GATE_MODES)
+            raise OptionError(f"{KEY}.draft_flash_attn", self.draft_flash_attn, allowed)
 
 
 def options_from(additional_config: object) -> Options:

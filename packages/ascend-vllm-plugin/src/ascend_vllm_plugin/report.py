@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 from vllm.logger import init_logger
 
 from ascend_attn_backends import BackendRequest, Selection
+from ascend_vllm_plugin.adapters.draft_flash import DraftFlashBackend, plan_counters
 from ascend_vllm_plugin.compat import require_supported_vllm
 from ascend_vllm_plugin.environment import routing_file, simulated_profile
-from ascend_vllm_plugin.routing import RoutingRow, RoutingTable
+from ascend_vllm_plugin.facts import plain
+from ascend_vllm_plugin.routing import DraftPlans, RoutingRow, RoutingTable
 from ascend_vllm_plugin.selection import LayerKind, Route, recorded_routes
 
 if TYPE_CHECKING:
+    from torch import nn
     from vllm.config import VllmConfig
+
+_Group: TypeAlias = tuple[LayerKind, type, int | None]
+"""Layers of one row: their kind, their backend, their sliding window."""
 
 logger = init_logger("vllm.ascend_vllm_plugin")
 
 
-def report_routing(vllm_config: VllmConfig) -> RoutingTable:
-    """Log the routing of every attention layer; write it to `ASCEND_VLLM_ROUTING_FILE` if set."""
-    table = routing_table(vllm_config)
+def report_routing(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
+    """Log the routing of every attention layer; write it to `ASCEND_VLLM_ROUTING_FILE` if set.
+
+    Args:
+        vllm_config: the engine's configuration, with the layers that vLLM built.
+        target: the target model; layers of no part of it are the draft's.
+    """
+    table = routing_table(vllm_config, target)
     logger.info("%s", table.render())
     path = routing_file()
     if path is not None:
@@ -31,14 +42,15 @@ def report_routing(vllm_config: VllmConfig) -> RoutingTable:
     return table
 
 
-def routing_table(vllm_config: VllmConfig) -> RoutingTable:
-    """Group the attention layers that vLLM built by kind and backend."""
-    groups: dict[tuple[LayerKind, type, int | None], list[str]] = {}
+def routing_table(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
+    """Group the attention layers that vLLM built by kind and backend; see `report_routing`."""
+    targets = {id(module) for module in target.modules()}
+    groups: dict[_Group, dict[str, Any]] = {}
     for name, layer in vllm_config.compilation_config.static_forward_context.items():
         if hasattr(layer, "attn_backend"):
-            window = getattr(layer, "sliding_window", None)
-            key = (kind_of_layer(layer), layer.attn_backend, window)
-            groups.setdefault(key, []).append(name)
+            kind = kind_of_layer(layer, "target" if id(layer) in targets else "draft")
+            group = (kind, layer.attn_backend, getattr(layer, "sliding_window", None))
+            groups.setdefault(group, {})[name] = layer
     routes = recorded_routes()
     return RoutingTable(
         mode="simulated",
@@ -47,38 +59,55 @@ def routing_table(vllm_config: VllmConfig) -> RoutingTable:
         model=str(vllm_config.model_config.model),
         speculation=_speculation(vllm_config),
         rows=tuple(
-            _row(backend, window, tuple(layers), routes.get(kind))
-            for (kind, backend, window), layers in groups.items()
+            _row(group, tuple(layers), routes.get(group[0])) for group, layers in groups.items()
         ),
+        plans=_draft_plans(groups),
     )
 
 
-def kind_of_layer(layer: Any) -> LayerKind:
+def kind_of_layer(layer: Any, role: str) -> LayerKind:
     """The kind of an attention layer that was built, as its question had it."""
-    attn_type = getattr(layer, "attn_type", "decoder")
     return LayerKind(
+        role=role,
         head_size=layer.head_size,
         kv_cache_dtype=layer.kv_cache_dtype,
         has_sliding_window=getattr(layer, "sliding_window", None) is not None,
-        attn_type=str(getattr(attn_type, "value", attn_type)),
+        attn_type=plain(getattr(layer, "attn_type", "decoder")),
         use_mla=layer.attn_backend.is_mla(),
     )
 
 
-def _row(
-    backend: type, window: int | None, layers: tuple[str, ...], route: Route | None
-) -> RoutingRow:
+def _row(group: _Group, layers: tuple[str, ...], route: Route | None) -> RoutingRow:
+    kind, backend, window = group
     selection = None if route is None else route.selection
     span = "full attention" if window is None else f"sliding window of {window} keys"
     return RoutingRow(
-        kind=span if selection is None else f"{selection.request.role}, {span}",
+        role=kind.role,
+        kind=f"{kind.role}, {span}",
         layers=layers,
         backend=_backend_name(backend, selection),
         backend_class=f"{backend.__module__}.{backend.__qualname__}",
         chosen_by="the model" if route is None else route.chosen_by,
         request={} if selection is None else _request_fields(selection.request),
         verdicts=() if selection is None else selection.verdicts,
+        gate=() if selection is None or kind.role == "target" else selection.gate,
     )
+
+
+def _draft_plans(groups: Mapping[_Group, Mapping[str, Any]]) -> DraftPlans | None:
+    users = [
+        layer
+        for (_, backend, _), layers in groups.items()
+        if issubclass(backend, DraftFlashBackend)
+        for layer in layers.values()
+    ]
+    if not users:
+        return None
+    geometries = {
+        (layer.num_heads, layer.num_kv_heads, layer.head_size, layer.sliding_window)
+        for layer in users
+    }
+    return DraftPlans(layers=len(users), per_step=len(geometries), **plan_counters())
 
 
 def _backend_name(backend: Any, selection: Selection | None) -> str:

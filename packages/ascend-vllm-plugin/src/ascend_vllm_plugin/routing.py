@@ -15,11 +15,11 @@ from typing import Any
 
 import attrs
 
-from ascend_attn_backends import Verdict
+from ascend_attn_backends import AscendFlashAttentionBackend, GateTerm, Verdict
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin.errors import RoutingFileError
 
-FORMAT = 1
+FORMAT = 2
 
 
 @attrs.frozen
@@ -27,6 +27,7 @@ class RoutingRow:
     """Layers of one kind.
 
     Attributes:
+        role: `target` or `draft`: whose layers they are in speculative decoding.
         kind: for people, such as `target, full attention`.
         layers: names of the layers in vLLM.
         backend: name of the chosen backend.
@@ -34,8 +35,10 @@ class RoutingRow:
         chosen_by: what decided: `selection`, or the option with which the user did.
         request: what the backends were asked, field by field.
         verdicts: what each backend of ours said; empty when nobody asked them.
+        gate: how draft layers stand to each term of the draft gate; empty for the target's.
     """
 
+    role: str
     kind: str
     layers: tuple[str, ...]
     backend: str
@@ -43,11 +46,45 @@ class RoutingRow:
     chosen_by: str
     request: Mapping[str, Any]
     verdicts: tuple[Verdict, ...]
+    gate: tuple[GateTerm, ...] = ()
+
+    @property
+    def relaxations(self) -> tuple[GateTerm, ...]:
+        """Terms of the strict gate that a wide gate set aside for these layers."""
+        if self.backend != AscendFlashAttentionBackend.name:
+            return ()
+        return tuple(term for term in self.gate if term.state == "relaxed")
+
+
+@attrs.frozen
+class DraftPlans:
+    """Plans of the draft flash backend: one per geometry and step, shared by layers.
+
+    Attributes:
+        layers: draft layers that use plans.
+        per_step: different geometries among them, and so plans that a draft step builds.
+        builds: plans built so far.
+        hits: times that a plan was used again.
+        evictions: plans dropped for want of room.
+    """
+
+    layers: int
+    per_step: int
+    builds: int
+    hits: int
+    evictions: int
+
+    def render(self) -> str:
+        """One line for people."""
+        return (
+            f"draft plans: {self.per_step} per draft step for {self.layers} layers; "
+            f"built {self.builds}, reused {self.hits}, dropped {self.evictions}"
+        )
 
 
 @attrs.frozen
 class RoutingTable:
-    """Routing of one loaded model.
+    """Routing of one model.
 
     Attributes:
         mode: `simulated`: the model runs on a CPU, with the decisions of an NPU.
@@ -56,6 +93,7 @@ class RoutingTable:
         model: name or folder of the model.
         speculation: method, drafter and number of draft tokens; None without.
         rows: one for each kind of layer.
+        plans: plans of the draft layers; None where no layer uses any.
     """
 
     mode: str
@@ -64,6 +102,7 @@ class RoutingTable:
     model: str
     speculation: Mapping[str, Any] | None
     rows: tuple[RoutingRow, ...]
+    plans: DraftPlans | None = None
 
     def to_json(self) -> str:
         """The table as JSON text."""
@@ -89,17 +128,21 @@ class RoutingTable:
             lines.append(f"speculation: {said}")
         for row in self.rows:
             lines += _render_row(row)
+        if self.plans is not None:
+            lines.append(self.plans.render())
         return "\n".join(lines)
 
 
 def _render_row(row: RoutingRow) -> list[str]:
+    layers = f"{len(row.layers)} layer{'s' * (len(row.layers) != 1)}"
     lines = [
-        f"{row.kind}: {len(row.layers)} layers -> {row.backend} ({row.backend_class}), "
-        f"chosen by {row.chosen_by}"
+        f"{row.kind}: {layers} -> {row.backend} ({row.backend_class}), chosen by {row.chosen_by}"
     ]
     for verdict in row.verdicts:
         if verdict.accepted:
             lines.append(f"  {verdict.backend}: takes it")
+        if verdict.backend == row.backend:
+            lines += [f"    relaxed, {term.refusal()}" for term in row.relaxations]
         lines += [f"  {verdict.backend}: refused, {refusal}" for refusal in verdict.refusals]
     return lines
 
@@ -127,7 +170,8 @@ def _table(data: dict[str, Any]) -> RoutingTable:
     if found != FORMAT:
         raise ValueError(f"its format is {found!r}, this version reads {FORMAT}")
     rows = tuple(_row(row) for row in data.pop("rows"))
-    return RoutingTable(**data, rows=rows)
+    plans = data.pop("plans")
+    return RoutingTable(**data, rows=rows, plans=None if plans is None else DraftPlans(**plans))
 
 
 def _row(data: dict[str, Any]) -> RoutingRow:
@@ -135,4 +179,6 @@ def _row(data: dict[str, Any]) -> RoutingRow:
         Verdict(verdict["backend"], tuple(Refusal(**said) for said in verdict["refusals"]))
         for verdict in data.pop("verdicts")
     )
-    return RoutingRow(**{**data, "layers": tuple(data["layers"])}, verdicts=verdicts)
+    gate = tuple(GateTerm(**term) for term in data.pop("gate"))
+    layers = tuple(data.pop("layers"))
+    return RoutingRow(**data, layers=layers, verdicts=verdicts, gate=gate)

@@ -7,14 +7,15 @@ builds the model and so before any weight is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_attn_backends import BackendRequest, NoBackendError, Selection, select_backend
+from ascend_attn_backends import NoBackendError, Selection, select_backend
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin import compat
 from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.facts import plain, request_from, role_of_current_layer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
 ADAPTERS: Mapping[str, str] = {
     "standard": "ascend_vllm_plugin.adapters.standard.StandardBackend",
     "mla": "ascend_vllm_plugin.adapters.mla.MLABackend",
+    "sfa": "ascend_vllm_plugin.adapters.sfa.SFABackend",
+    "draft_flash": "ascend_vllm_plugin.adapters.draft_flash.DraftFlashBackend",
 }
 """Backend of ascend-attn-backends -> its adapter to vLLM's interface."""
-
-SIMULATED_PROVIDER = "cpu"
-"""Provider of the operators in simulate mode."""
 
 NOT_ADAPTED: Mapping[str, str] = {
     "use_per_head_quant_scales": "one scale for all heads",
@@ -42,8 +42,12 @@ NOT_ADAPTED: Mapping[str, str] = {
 
 @attrs.frozen
 class LayerKind:
-    """What a layer and the question that vLLM asked for it have in common."""
+    """What a layer and the question that vLLM asked for it have in common.
 
+    Target and draft may ask the same question and get different answers: `role` is part of it.
+    """
+
+    role: str
     head_size: int
     kv_cache_dtype: str
     has_sliding_window: bool
@@ -76,16 +80,17 @@ def recorded_routes() -> Mapping[LayerKind, Route]:
 
 def record(config: AttentionSelectorConfig, route: Route) -> None:
     """Remember an answer for the routing table."""
-    _routes[kind_of_question(config)] = route
+    _routes[kind_of_question(config, role_of_current_layer())] = route
 
 
-def kind_of_question(config: AttentionSelectorConfig) -> LayerKind:
-    """The kind of layer that vLLM asks about."""
+def kind_of_question(config: AttentionSelectorConfig, role: str) -> LayerKind:
+    """The kind of layer that vLLM asks about; the question itself has no role."""
     return LayerKind(
+        role=role,
         head_size=config.head_size,
         kv_cache_dtype=config.kv_cache_dtype or "auto",
         has_sliding_window=config.has_sliding_window,
-        attn_type=str(getattr(config.attn_type, "value", config.attn_type)),
+        attn_type=plain(config.attn_type),
         use_mla=config.use_mla,
     )
 
@@ -149,67 +154,6 @@ def adapter_refusals(config: AttentionSelectorConfig) -> list[Refusal]:
     ]
 
 
-def request_from(
-    config: AttentionSelectorConfig, vllm_config: VllmConfig, num_heads: int | None
-) -> BackendRequest:
-    """vLLM's question in the words of ascend-attn-backends."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    kind = kind_of_question(config)
-    return BackendRequest(
-        role=role_of_current_layer(),
-        use_mla=config.use_mla,
-        use_sparse=config.use_sparse,
-        head_size=config.head_size,
-        num_heads=num_heads or model.get_num_attention_heads(parallel),
-        num_kv_heads=model.get_num_kv_heads(parallel),
-        dtype=config.dtype,
-        kv_cache_dtype=kind.kv_cache_dtype,
-        block_size=vllm_config.cache_config.block_size,
-        sliding_window=_sliding_window(vllm_config) if config.has_sliding_window else None,
-        causal=not config.use_non_causal,
-        has_sinks=config.has_sink,
-        has_multimodal_prefix=config.use_mm_prefix,
-        attn_type=kind.attn_type,
-        context_parallel_size=(
-            parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
-        ),
-        prefill_context_parallel_size=parallel.prefill_context_parallel_size,
-        per_head_quant_scales=config.use_per_head_quant_scales,
-        batch_invariant=config.use_batch_invariant,
-        runner="v2" if vllm_config.use_v2_model_runner else "v1",
-        provider=SIMULATED_PROVIDER,
-        **_speculation_facts(vllm_config),
-    )
-
-
-def _speculation_facts(vllm_config: VllmConfig) -> dict[str, Any]:
-    """What a request says about speculative decoding.
-
-    A draft without a model of its own (n-grams) has the target's configuration as its own.
-    """
-    speculative = vllm_config.speculative_config
-    facts: dict[str, Any] = {
-        "speculative": speculative is not None,
-        "target_model_type": vllm_config.model_config.hf_config.model_type,
-    }
-    if speculative is None:
-        return facts
-    target, draft = speculative.target_model_config, speculative.draft_model_config
-    if target is not None:
-        facts["target_model_type"] = target.hf_config.model_type
-    if draft is not None and draft is not target:
-        facts["draft_eager"] = bool(draft.enforce_eager)
-        facts["draft_architecture"] = next(iter(draft.architectures), None)
-    return facts
-
-
-def role_of_current_layer() -> str:
-    """`target` or `draft`: whose layer vLLM is building."""
-    from vllm.compilation import backends
-
-    return "target" if backends.model_tag in compat.TARGET_MODEL_TAGS else "draft"
-
-
 def user_choice(selected: AttentionBackendEnum | None) -> str | None:
     """Name of the CPU backend of vLLM that the user named, None to let us select.
 
@@ -224,10 +168,3 @@ def user_choice(selected: AttentionBackendEnum | None) -> str | None:
     raise NoBackendError(
         f"attention backend: found {selected.name}; allowed in simulate mode: {allowed}, or none"
     )
-
-
-def _sliding_window(vllm_config: VllmConfig) -> int | None:
-    """The model's window in keys; vLLM's question only says that there is one."""
-    model = vllm_config.model_config
-    window = model.get_sliding_window() or getattr(model.hf_text_config, "sliding_window", None)
-    return None if window is None else int(window)

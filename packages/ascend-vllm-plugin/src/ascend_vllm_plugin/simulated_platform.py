@@ -9,8 +9,10 @@ from vllm.platforms.interface import PlatformEnum
 
 from ascend_vllm_plugin import compat, selection
 from ascend_vllm_plugin.environment import pin_profile
+from ascend_vllm_plugin.facts import mark_drafts
 from ascend_vllm_plugin.latent_settings import latent_settings_kept
 from ascend_vllm_plugin.options import options_from
+from ascend_vllm_plugin.patches import dflash2_on_v1
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,7 +33,7 @@ class SimulatedAscendPlatform(CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        """Take our worker where the user left the choice, and check our options.
+        """Take our worker where the user left the choice, check our options, mark drafts.
 
         vLLM calls this again for every configuration derived from the first.
 
@@ -43,6 +45,9 @@ class SimulatedAscendPlatform(CpuPlatform):
         compat.require_cpu_kernels()
         pin_profile()
         options_from(vllm_config.additional_config)
+        compat.forget_selections()
+        mark_drafts(vllm_config)
+        dflash2_on_v1.allow_configuration()
         if vllm_config.parallel_config.worker_cls == compat.AUTO_WORKER:
             vllm_config.parallel_config.worker_cls = WORKER
         with latent_settings_kept(vllm_config):

@@ -27,4 +27,4 @@ class SimulatedAscendWorker(CPUWorker):
         """Load the model, then log the routing of its layers and write the routing file."""
         super().load_model(load_dummy_weights=load_dummy_weights)
         if self.rank == 0:
-            report_routing(self.vllm_config)
+            report_routing(self.vllm_config, self.model_runner.get_model())

@@ -9,7 +9,7 @@ import torch
 
 from ascend_attn_backends import BackendRequest
 from ascend_attn_ops import Refusal
-from ascend_vllm_plugin.selection import SIMULATED_PROVIDER, role_of_current_layer
+from ascend_vllm_plugin.facts import SIMULATED_PROVIDER, engine_facts, role_of_current_layer
 
 SOURCE = "ascend_vllm_plugin.adapters"
 
@@ -19,15 +19,18 @@ def layer_request(**fields: Any) -> BackendRequest:
 
     Args:
         fields: What the layer was given: head size, heads, cache dtype, features. Role, dtype,
-            block size and provider are those of the model that vLLM is building.
+            block size, speculation and provider are those of the model that vLLM is building.
     """
     from vllm.config import get_current_vllm_config
 
+    vllm_config = get_current_vllm_config()
     return BackendRequest(
-        role=role_of_current_layer(),
+        role=role_of_current_layer(vllm_config),
         dtype=torch.get_default_dtype(),
-        block_size=get_current_vllm_config().cache_config.block_size,
+        block_size=vllm_config.cache_config.block_size,
+        causal=not vllm_config.attention_config.use_non_causal,
         provider=SIMULATED_PROVIDER,
+        **engine_facts(vllm_config),
         **fields,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import attrs
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -17,11 +18,11 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from ascend_attn_backends import (
     AscendAttentionBackend,
-    AscendAttentionBackendImpl,
     AscendAttentionMetadataBuilder,
     AscendMetadata,
 )
-from ascend_vllm_plugin.adapters.batch import attention_batch
+from ascend_attn_backends import AttentionBackend as BackendClass
+from ascend_vllm_plugin.adapters.batch import attention_batch, drafts_in_flight
 from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
 from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
@@ -80,7 +81,18 @@ class StandardBackend(AttentionBackend):
         return attn_type == AttentionType.DECODER
 
 
-class StandardMetadataBuilder(AttentionMetadataBuilder[AscendMetadata]):
+@attrs.frozen(eq=False, kw_only=True)
+class StandardMetadata(AscendMetadata):
+    """Metadata of a step, with the one field that vLLM reads itself.
+
+    Attributes:
+        causal: as vLLM said; its DFlash drafter asks whether a backend minds it.
+    """
+
+    causal: bool | torch.Tensor
+
+
+class StandardMetadataBuilder(AttentionMetadataBuilder[StandardMetadata]):
     """Translates a step for the builder of the standard backend."""
 
     def __init__(
@@ -92,33 +104,37 @@ class StandardMetadataBuilder(AttentionMetadataBuilder[AscendMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._builder = AscendAttentionMetadataBuilder(block_size=kv_cache_spec.block_size)
-        self._drafts_in_flight = bool(
-            vllm_config.scheduler_config.async_scheduling
-            and vllm_config.speculative_config is not None
-        )
+        self._drafts_in_flight = drafts_in_flight(vllm_config)
 
     def build(
         self,
         common_prefix_len: int,
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
-    ) -> AscendMetadata:
+    ) -> StandardMetadata:
         """Metadata of one step.
 
         A prefix common to the batch (cascade attention) is not made use of: vLLM asks a builder
         before it uses it, and this one says no.
         """
-        return self._builder.build(
+        built = self._builder.build(
             attention_batch(common_attn_metadata, drafts_in_flight=self._drafts_in_flight)
         )
+        fields = attrs.asdict(built, recurse=False)
+        return StandardMetadata(**fields, causal=common_attn_metadata.causal)
 
 
-class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # vLLM never reads it
-    """Translates a layer's calls for the standard backend.
+class StandardImpl(AttentionImpl[Any]):
+    """Translates a layer's calls for a backend over keys and values of all heads.
+
+    Attributes:
+        backend: the backend of ascend-attn-backends.
 
     Raises:
         LayerRefusedError: the layer has something that the backend does not compute.
     """
+
+    backend: ClassVar[type[BackendClass]] = AscendAttentionBackend
 
     def __init__(
         self,
@@ -152,13 +168,11 @@ class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # 
             attn_type=str(getattr(attn_type, "value", attn_type)),
             has_sinks=sinks is not None,
         )
-        refusals = AscendAttentionBackend.refusals(request, simulated_profile())
-        refusals += unknown_arguments(
-            AscendAttentionBackend.name, kv_sharing_target_layer_name, further
-        )
+        refusals = self.backend.refusals(request, simulated_profile())
+        refusals += unknown_arguments(self.backend.name, kv_sharing_target_layer_name, further)
         if refusals:
-            raise LayerRefusedError(AscendAttentionBackend.name, refusals)
-        self._impl = AscendAttentionBackendImpl(
+            raise LayerRefusedError(self.backend.name, refusals)
+        self._impl = self.backend.impl_class(
             num_heads, head_size, self.scale, self.num_kv_heads, sliding_window
         )
 
@@ -184,7 +198,7 @@ class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # 
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: AscendMetadata | None,
+        attn_metadata: Any,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
@@ -197,7 +211,7 @@ class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # 
             LayerRefusedError: a quantised output is wanted.
         """
         if output_scale is not None or output_block_scale is not None:
-            name = AscendAttentionBackend.name
+            name = self.backend.name
             raise LayerRefusedError(
                 name,
                 [refusal(name, "output_scale", "a scale", "None: the output is not quantised")],
@@ -205,7 +219,10 @@ class StandardImpl(AttentionImpl[AscendMetadata]):  # type: ignore[type-var]  # 
         if attn_metadata is None:
             return output.zero_()
         key_cache, value_cache = self._split(kv_cache)
-        return self._impl.forward(query, key_cache, value_cache, attn_metadata, output)
+        result: torch.Tensor = self._impl.forward(
+            query, key_cache, value_cache, attn_metadata, output
+        )
+        return result
 
     def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of vLLM's cache [num_blocks, KN, block_size, 2 * D]: keys, then values."""
