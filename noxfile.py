@@ -27,7 +27,7 @@ NEEDS = {
     "ascend-hwprofile": (),
     "ascend-attn-ops": ("ascend-hwprofile",),
     "ascend-attn-backends": ("ascend-hwprofile", "ascend-attn-ops"),
-    "ascend-specdecode": (),
+    "ascend-specdecode": ("ascend-hwprofile",),
     "ascend-vllm-plugin": PACKAGES[:4],
 }
 COVERED = ("ascend-hwprofile",)  # its coverage has a floor, see its pyproject.toml

@@ -34,3 +34,27 @@ class DrafterError(_SequencesError):
 
 class TargetError(_SequencesError):
     """Raised by a target: these sequences failed; the others of the batch are scored again."""
+
+
+class EngineClosedError(SpecDecodeError):
+    """A request was made to an engine that is not open."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__(
+            f"the engine {state}; make requests inside its `async with DraftVerify(...)` block"
+        )
+
+
+class QueueFullError(SpecDecodeError):
+    """A request found the waiting queue full, and the engine is set to refuse it."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting = waiting
+        super().__init__(
+            f"{waiting} requests are waiting, the limit of max_waiting; "
+            "try again later, or set when_full='wait'"
+        )
+
+
+class ProtocolError(SpecDecodeError):
+    """A drafter, target or verifier returned what its protocol does not allow."""

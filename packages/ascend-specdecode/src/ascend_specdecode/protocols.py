@@ -162,6 +162,10 @@ class Verifier(Protocol[ScoresT_contra]):
         So a row with k drafted tokens emits 1..k+1 tokens and accepted all but the last; a row
         that needs no scores emits none. Random numbers depend only on ``sequence.seed`` and the
         position, so that a request's stream does not depend on who shares its batch.
+
+        Raises:
+            TargetError: names the sequences whose scores are unusable, such as NaN; any other
+                exception fails all rows.
         """
         ...
 

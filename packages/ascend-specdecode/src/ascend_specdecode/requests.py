@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import attrs
@@ -14,6 +15,10 @@ from ascend_specdecode.errors import ArgumentError
 from ascend_specdecode.parameters import GREEDY, SamplingParameters
 
 _ALL_SECONDS = 1e9
+
+
+def _frozen_set(tokens: Iterable[int]) -> frozenset[int]:
+    return frozenset(tokens)
 
 
 @attrs.frozen(eq=False)
@@ -36,7 +41,7 @@ class Request:
     prompt: tuple[int, ...] | list[int] | NDArray[np.integer]
     max_new_tokens: int = 128
     sampling: SamplingParameters = GREEDY
-    stop_tokens: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)
+    stop_tokens: frozenset[int] = attrs.field(default=frozenset(), converter=_frozen_set)
     priority: int = 0
     time_limit: float | None = None
     name: str | None = None

@@ -1,0 +1,1 @@
+"""What an engine shows of itself: counters, tables, metrics, traces."""

@@ -1,0 +1,1 @@
+"""The engine: continuous batching of draft-verify steps under structured concurrency."""

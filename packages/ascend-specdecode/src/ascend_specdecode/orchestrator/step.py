@@ -1,0 +1,266 @@
+"""One step of a batch: draft, score, verify, commit; in pipelined mode drafting ahead meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic
+
+import anyio
+import attrs
+
+from ascend_specdecode.adaptive.controller import SpeculationPolicy, StepRecord
+from ascend_specdecode.observability.statistics import Statistics
+from ascend_specdecode.observability.trace import Lane
+from ascend_specdecode.orchestrator.calls import DraftCall, TargetCall, Verified
+from ascend_specdecode.orchestrator.lifetime import Lifetime
+from ascend_specdecode.orchestrator.scheduler import Row
+from ascend_specdecode.protocols import NOTHING, DraftedSequence, Proposal, ScoresT
+
+_RATE_WEIGHT = 0.15  # weight of the newest draft in a request's own rate of acceptance
+_RATE_RECOVERY = 0.01  # how fast a request without drafts is given another chance
+
+
+@attrs.define(eq=False)
+class _Measured:
+    """What one step adds up for the policy."""
+
+    rows: int = 0
+    scored: int = 0
+    emitted: int = 0
+    prompts: bool = False
+    tried: list[int] = attrs.field(factory=list)
+    accepted: list[int] = attrs.field(factory=list)
+    waited: float = 0.0
+    drafted_k: int = 0
+    draft_seconds: float | None = None
+
+    def row(self, asked: int, drafted: int, accepted: int) -> None:
+        """Count a verified row; a drafter that proposed less than asked missed there."""
+        self.rows += 1
+        self.scored += drafted + 1
+        self.emitted += accepted + 1
+        while len(self.tried) < asked:
+            self.tried.append(0)
+            self.accepted.append(0)
+        for position in range(min(accepted + 1, asked)):
+            self.tried[position] += 1
+        for position in range(accepted):
+            self.accepted[position] += 1
+
+
+class Stepper(Generic[ScoresT]):
+    """Runs steps; whatever goes wrong in one is settled in it, for the requests concerned."""
+
+    def __init__(
+        self,
+        drafts: DraftCall | None,
+        target: TargetCall[ScoresT],
+        policy: SpeculationPolicy,
+        statistics: Statistics,
+        *,
+        pipelined: bool,
+    ) -> None:
+        self._drafts = drafts
+        self._target = target
+        self._policy = policy
+        self._statistics = statistics
+        self._pipelined = pipelined and drafts is not None
+        self._measured = _Measured()
+
+    async def run(self, rows: Sequence[Row]) -> None:
+        """Run one step of the rows."""
+        self._measured = _Measured()
+        for row in rows:
+            row.k = min(row.k, self._policy.row_limit(row.life.rate))
+        if self._pipelined:
+            await self._run_pipelined(rows)
+        else:
+            await self._draft(_without_draft(rows))
+            await self._observe(await self._verify(rows))
+        self._report()
+
+    async def _draft(self, rows: Sequence[Row]) -> None:
+        """Draft for rows while the target waits."""
+        if self._drafts is None or not rows:
+            return
+        lives = [row.life for row in rows]
+        k = max(row.k for row in rows)
+        limit = self._policy.draft_limit(k, len(rows))
+        states = [life.state() for life in lives]
+        proposals = await self._drafts.propose(lives, states, k, limit)
+        for life, proposal in zip(lives, proposals, strict=True):
+            life.proposal = proposal
+        self._measured.drafted_k = k
+        self._measured.draft_seconds = self._drafts.seconds
+        self._measured.waited += self._drafts.seconds
+
+    async def _run_pipelined(self, rows: Sequence[Row]) -> None:
+        fresh = _without_draft(rows)
+        ready = [row for row in rows if not _lacks_draft(row)]
+        if fresh and self._waits(len(ready), len(fresh), fresh[0].k):
+            await self._draft(fresh)
+            ready, fresh = list(rows), []
+        beside = _Beside(fresh, [row for row in ready if row.k and row.life.remaining > 1])
+        if not beside.rows:
+            await self._observe(await self._verify(ready))
+            return
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._draft_beside, beside)
+            verified = await self._verify(ready)
+            if not fresh and not any(row.bonus is not None for row in beside.ahead):
+                group.cancel_scope.cancel()  # no guess can come true any more
+        self._settle(beside)
+        await self._observe(verified)
+
+    def _waits(self, ready: int, fresh: int, k: int) -> bool:
+        """Whether rows that have drafts wait for those that have none, instead of going first.
+
+        Waiting costs each ready row one draft; going first costs each other row what scoring takes
+        longer than drafting. The smaller sum of delays wins.
+        """
+        costs = self._policy.costs
+        if not ready or not costs.score.known or not costs.draft.known:
+            return True
+        draft, score = costs.draft.seconds(k), costs.score.seconds(ready * (k + 1))
+        return ready * draft < fresh * max(score - draft, 0.0)
+
+    async def _draft_beside(self, beside: _Beside) -> None:
+        """Draft while the target scores: what comes after the drafts, and drafts that are due."""
+        assert self._drafts is not None  # noqa: S101 - pipelined needs a drafter
+        k = max(row.k for row in beside.rows)
+        ahead = bool(beside.ahead)
+        lives = [row.life for row in beside.rows]
+        states = [life.state() for life in lives[: len(beside.fresh)]]
+        states += [row.life.state().assume(_proposal(row).tokens) for row in beside.ahead]
+        limit = self._policy.draft_limit(k + ahead, len(lives))
+        if limit is not None:
+            limit += self._policy.costs.score.seconds(len(lives) * (k + 1))
+        lane = Lane.AHEAD if ahead else Lane.DRAFT
+        beside.proposals = await self._drafts.propose(lives, states, k + ahead, limit, lane)
+        self._measured.drafted_k = k + ahead
+        self._measured.draft_seconds = self._drafts.seconds
+
+    def _settle(self, beside: _Beside) -> None:
+        """Keep the drafts made ahead whose guess of the bonus token came true."""
+        found = beside.proposals or [NOTHING] * len(beside.rows)
+        due = len(beside.fresh)
+        for row, proposal in zip(beside.fresh, found[:due], strict=True):
+            row.life.proposal = proposal.first(row.k)
+        for row, proposal in zip(beside.ahead, found[due:], strict=True):
+            tokens = proposal.tokens
+            held = row.bonus is not None and len(tokens) > 1 and tokens[0] == row.bonus
+            if held:
+                row.life.proposal = proposal.part(1, len(tokens))
+            self._statistics.ahead_used += held
+            self._statistics.ahead_discarded += bool(tokens) and not held
+
+    async def _verify(self, rows: Sequence[Row]) -> Verified[ScoresT] | None:
+        """Score and verify the rows that still live, and commit what they emit."""
+        rows = [row for row in rows if row.life.ending is None]
+        if not rows:
+            return None
+        lives = [row.life for row in rows]
+        batch = [
+            DraftedSequence(row.life.state(row.end), _proposal(row), row.life.cached, row.whole)
+            for row in rows
+        ]
+        scores = await self._target.score(lives, batch)
+        if scores is None:
+            return None
+        emitted = await self._target.verify(lives, batch, scores)
+        if emitted is None:
+            return None
+        now = anyio.current_time()
+        for row, drafted, tokens in zip(rows, batch, emitted, strict=True):
+            self._commit(row, len(drafted.proposal.tokens), tokens, now)
+        return Verified(lives, batch, scores, emitted)
+
+    async def _observe(self, verified: Verified[ScoresT] | None) -> None:
+        """Let the drafter learn, once it drafts no more."""
+        if verified is not None and self._drafts is not None:
+            await self._target.observe(verified, self._drafts)
+
+    def _commit(self, row: Row, drafted: int, tokens: Sequence[int], now: float) -> None:
+        life = row.life
+        self._measured.prompts |= row.end - life.cached > 1
+        if not row.whole:
+            life.cached = row.end
+            return
+        accepted = len(tokens) - 1
+        self._statistics.row(drafted, accepted)
+        self._measured.row(row.k, drafted, accepted)
+        if life.ending is not None:
+            return
+        life.proposal = None
+        life.cached = row.end + accepted
+        _learn_rate(life, drafted, accepted)
+        self._emit(life, tokens, drafted, now)
+        if life.ending is not None:
+            return
+        if accepted < drafted:
+            self._target.roll_back(life, life.cached)
+        else:
+            row.bonus = tokens[-1]
+
+    def _emit(self, life: Lifetime, tokens: Sequence[int], drafted: int, now: float) -> None:
+        before = life.generated
+        life.emit(tokens, drafted)
+        count = life.generated - before
+        self._statistics.generation_tokens += count
+        if before:
+            self._statistics.inter_token.observe((now - life.last_event) / count)
+        else:
+            self._statistics.first_token.observe(now - life.submitted)
+        life.last_event = now
+
+    def _report(self) -> None:
+        found = self._measured
+        self._policy.observe(
+            StepRecord(
+                rows=found.rows,
+                k=found.drafted_k,
+                scored=found.scored,
+                emitted=found.emitted,
+                tried=found.tried,
+                accepted=found.accepted,
+                draft_seconds=found.draft_seconds,
+                waited_seconds=found.waited,
+                score_seconds=self._target.seconds,
+                prompts=found.prompts,
+            )
+        )
+
+
+@attrs.define(eq=False)
+class _Beside:
+    """What is drafted while the target scores: rows that have no drafts, then drafts ahead."""
+
+    fresh: Sequence[Row]
+    ahead: Sequence[Row]
+    proposals: list[Proposal] | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        return [*self.fresh, *self.ahead]
+
+
+def _without_draft(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if _lacks_draft(row)]
+
+
+def _lacks_draft(row: Row) -> bool:
+    return row.k > 0 and row.life.proposal is None
+
+
+def _proposal(row: Row) -> Proposal:
+    """Return what the row verifies: never more than its share of the step."""
+    proposal = row.life.proposal
+    return proposal.first(row.k) if row.whole and proposal is not None else NOTHING
+
+
+def _learn_rate(life: Lifetime, drafted: int, accepted: int) -> None:
+    if drafted:
+        tried = accepted + (accepted < drafted)
+        life.rate += _RATE_WEIGHT * (accepted / tried - life.rate)
+    else:
+        life.rate += _RATE_RECOVERY * (1.0 - life.rate)

@@ -1,0 +1,1 @@
+"""Runs of the engine in virtual time, with costs of a hardware profile and seeded faults."""

@@ -1,0 +1,82 @@
+"""Virtual time on asyncio and trio: waiting costs nothing, and every run is the same again."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import selectors
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import anyio
+
+from ascend_specdecode.errors import ArgumentError, SpecDecodeError
+
+T = TypeVar("T")
+
+Backend: TypeAlias = Literal["asyncio", "trio"]
+"""The event loop to run on."""
+
+
+class DeadlockError(SpecDecodeError):
+    """Every task waits for another and no timer is set: a real program would hang for ever."""
+
+    def __init__(self) -> None:
+        super().__init__("every task waits for another one, and no timer is set")
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Instead of waiting for ``timeout`` seconds, says that they have passed."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise DeadlockError
+        self.now += max(timeout, 0.0)
+        return super().select(0)
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An asyncio event loop whose clock jumps to the next timer when nothing is ready."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        """Return the virtual time in seconds."""
+        return float(self._jumping.now)
+
+
+def run_virtual(
+    function: Callable[[], Awaitable[T]], backend: Backend = "asyncio", *, seed: int = 0
+) -> T:
+    """Run an async function in virtual time, from time 0 (asyncio) or the clock's start (trio).
+
+    Args:
+        function: what to run.
+        backend: asyncio or trio; trio must be installed.
+        seed: of trio's own choice of which ready task runs first; asyncio has no such choice.
+
+    Raises:
+        ArgumentError: the backend is unknown or not installed.
+        DeadlockError: nothing can go on any more (asyncio).
+    """
+    return anyio.run(function, backend=backend, backend_options=_options(backend, seed))
+
+
+def _options(backend: str, seed: int) -> dict[str, Any]:
+    if backend == "asyncio":
+        return {"loop_factory": VirtualTimeLoop}
+    if backend != "trio":
+        raise ArgumentError("backend", repr(backend), "'asyncio' or 'trio'")
+    try:
+        testing = importlib.import_module("trio.testing")
+    except ImportError:
+        raise ArgumentError("backend", "'trio'", "'asyncio', as trio is not installed") from None
+    # Trio shuffles ready tasks on purpose; Hypothesis makes that repeatable in the same way.
+    scheduling: Any = importlib.import_module("trio._core._run")
+    scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True
+    scheduling._r.seed(seed)
+    return {"clock": testing.MockClock(autojump_threshold=0)}
