@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -214,9 +214,15 @@ Chunk = tuple[int, int]
 
 
 def run(
-    ours: Ours, schedule: Sequence[Sequence[Chunk]], seed: int = 0
+    ours: Any,
+    schedule: Sequence[Sequence[Chunk]],
+    seed: int = 0,
+    expected_of: Callable[[Family, torch.Tensor], list[torch.Tensor]] = theirs,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(ours, theirs): per layer, the outputs of all kept tokens of all requests."""
+    """(ours, theirs): per layer, the outputs of all kept tokens of all requests.
+
+    ``ours`` is anything with ``found``, ``block_size``, ``num_blocks`` and ``step``.
+    """
     generator = torch.Generator().manual_seed(seed)
     requests = len(schedule[0])
     totals = [sum(step[row][0] for step in schedule) for row in range(requests)]
@@ -244,7 +250,7 @@ def run(
             for row, rows in enumerate(output.split(lengths)):
                 parts[layer][row].append(rows[: step[row][0]])
         done = [d + kept for d, (kept, _) in zip(done, step, strict=True)]
-    expected = [theirs(ours.found, rows) if len(rows) else [] for rows in hidden]
+    expected = [expected_of(ours.found, rows) if len(rows) else [] for rows in hidden]
     found = [torch.cat([torch.cat(rows) for rows in layer if rows]) for layer in parts]
     wanted = [
         torch.cat([outputs[layer] for outputs in expected if outputs])

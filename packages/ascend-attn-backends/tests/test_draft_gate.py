@@ -60,6 +60,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "alibi": {"has_alibi": True},
     "logits_soft_cap": {"logits_soft_cap": 30.0},
     "context_parallel": {"context_parallel_size": 2},
+    "training_consistency": {"training_consistency": True},
 }
 BREAKABLE = CONDITIONS | EXCLUSIONS
 PROFILES = ["A2", "A3", "A5", "310P"]

@@ -62,6 +62,7 @@ from .errors import (
 from .indexer import (
     AscendSFAIndexerBackend,
     AscendSFAIndexerImpl,
+from .fa3 import AscendFABackend, AscendFAImpl, AscendFAMetadata, AscendFAMetadataBuilder
     AscendSFAIndexerMetadata,
     AscendSFAIndexerMetadataBuilder,
     IndexGroup,
@@ -137,6 +138,10 @@ __all__ = [
     "AscendFlashAttentionImpl",
     "AscendFlashAttentionMetadata",
     "AscendFlashAttentionMetadataBuilder",
+    "AscendFABackend",
+    "AscendFAImpl",
+    "AscendFAMetadata",
+    "AscendFAMetadataBuilder",
     "AscendMLABackend",
     "AscendMLAImpl",
     "AscendMLAMetadata",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
+
+from ascend_attn_ops.context import sanitizing
 
 from . import _batch_checks
 from .kv_layout import PAD_SLOT, num_blocks_for, slots_for_positions
@@ -113,6 +116,23 @@ class AttentionBatch:
             AttentionBatchError: The first broken invariant, with field, element, found, allowed.
         """
         _batch_checks.check_values(self, block_size, num_blocks)
+
+    def validate_in_debug(self, block_size: int | None = None) -> None:
+        """:meth:`validate`, but only while debugging; the builders call it with every batch.
+
+        Debugging is ``ASCEND_ATTN_SANITIZE=1``, the context :func:`ascend_attn_ops.sanitize`, or
+        Python's development mode (``python -X dev``). It finds what builders otherwise repair in
+        silence, such as stale rows. It reads device tensors, so not while a graph is captured;
+        tensors without values (device ``meta``) are let through.
+
+        Args:
+            block_size: Tokens per block; with it the width of the block table is checked.
+
+        Raises:
+            AttentionBatchError: The first broken invariant, with field, element, found, allowed.
+        """
+        if (sys.flags.dev_mode or sanitizing()) and self.device.type != "meta":
+            self.validate(block_size)
 
     def split(self, num_spec_tokens: int = 0) -> BatchSplit:
         """Sort the real requests into decode, verification of drafts and prefill.

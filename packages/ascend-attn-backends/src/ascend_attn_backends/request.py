@@ -8,6 +8,8 @@ import torch
 _ROLES = ("target", "draft")
 _RUNNERS = ("v1", "v2")
 _GATE_MODES = ("strict", "wide", "off")
+GRAPH_MODES = ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise")
+"""Values of :attr:`BackendRequest.graph_mode`, from vLLM's ``CUDAGraphMode``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,6 +40,11 @@ class BackendRequest:
         prefill_context_parallel_size: Of these, the ranks that also share one request's queries.
         per_head_quant_scales: Queries, keys and values have one quantisation scale per head.
         batch_invariant: Results must not depend on what else is in the batch.
+        training_consistency: Attention must be the one that training computes (reinforcement
+            learning); no backend sets this aside, so a layer that ``fa3`` refuses has none.
+        graph_mode: What the engine captures in graphs: ``"none"``, ``"piecewise"`` (attention is
+            left out), ``"full"``, ``"full_decode_only"`` or ``"full_and_piecewise"``; the names are
+            those of vLLM's ``CUDAGraphMode``.
         speculative: Speculative decoding is configured.
         runner: Model runner of the engine, ``"v1"`` or ``"v2"``.
         draft_eager: The draft model runs eager, without captured graphs.
@@ -79,6 +86,8 @@ class BackendRequest:
     prefill_context_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     per_head_quant_scales: bool = False
     batch_invariant: bool = False
+    training_consistency: bool = False
+    graph_mode: str = attrs.field(default="none", validator=attrs.validators.in_(GRAPH_MODES))
     speculative: bool = False
     runner: str = attrs.field(default="v1", validator=attrs.validators.in_(_RUNNERS))
     draft_eager: bool = False

@@ -212,6 +212,8 @@ def unmet_demands(name: str, request: BackendRequest) -> list[Refusal]:
         for flag in ("use_mla", "use_sparse", "use_compress")
         if flag in entry
     ]
+    own = {demand["parameter"] for demand in row["takes"]}
+    shared = [d for d in _table()["every_backend_takes"] if d["parameter"] not in own]
     return [
         Refusal(
             rule=f"{name}.{demand['parameter']}",
@@ -220,7 +222,7 @@ def unmet_demands(name: str, request: BackendRequest) -> list[Refusal]:
             allowed=" or ".join(str(value) for value in demand["values"]) or "None",
             source=demand["source"],
         )
-        for demand in [*demands, *row["takes"]]
+        for demand in [*demands, *row["takes"], *shared]
         if not _within(getattr(request, demand["parameter"]), demand["values"])
     ]
 

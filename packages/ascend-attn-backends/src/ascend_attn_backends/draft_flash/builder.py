@@ -48,6 +48,7 @@ class AscendFlashAttentionMetadataBuilder:
             AttentionBatchError: ``causal`` differs between requests (deciding on it would mean
                 reading it back), or ``num_rejected`` does not fit the batch.
         """
+        batch.validate_in_debug()  # not its width: unused tokens of a step may lie past the row
         if not isinstance(batch.causal, bool):
             raise AttentionBatchError("causal", "one value per request", "one bool for the step")
         rows = batch.num_reqs

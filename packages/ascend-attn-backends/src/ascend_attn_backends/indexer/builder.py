@@ -27,4 +27,5 @@ class AscendSFAIndexerMetadataBuilder(PagedStepBuilder):
             AttentionBatchError: See :meth:`PagedStepBuilder.fields`.
             InvalidFieldError: The kernel block does not divide the block.
         """
+        batch.validate_in_debug(self.block_size)
         return AscendSFAIndexerMetadata(**self.fields(batch))

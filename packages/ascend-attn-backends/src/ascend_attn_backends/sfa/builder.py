@@ -27,4 +27,5 @@ class AscendSFAMetadataBuilder(PagedStepBuilder):
             AttentionBatchError: See :meth:`PagedStepBuilder.fields`.
             InvalidFieldError: The kernel block does not divide the block.
         """
+        batch.validate_in_debug(self.block_size)
         return AscendSFAMetadata(**self.fields(batch))

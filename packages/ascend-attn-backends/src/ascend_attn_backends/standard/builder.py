@@ -49,6 +49,7 @@ class AscendAttentionMetadataBuilder:
 
     def _fields(self, batch: AttentionBatch, keys: list[int]) -> dict[str, Any]:
         """The fields of an :class:`AscendMetadata` when each request attends over ``keys``."""
+        batch.validate_in_debug()
         starts = covered_starts(batch)
         table = self._block_table(batch, keys)
         return {
