@@ -1,5 +1,6 @@
 """Executable contracts, references and providers for CANN attention operators."""
 
+from . import _torch_import as _torch_import  # first: everything below imports torch
 from .arguments import from_data
 from .context import current_profile, current_provider, sanitize, use_profile, use_provider
 from .contract import Contract, Finding, Rule, RuleContext, Scope, Stage

@@ -1,0 +1,218 @@
+"""The emulated device of this process: activation, recording, counters."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ascend_hwprofile import HardwareProfile
+
+from . import preload, soc
+from .build import MANIFEST, build
+from .errors import AlreadyActiveError, EmulatorError
+from .record import Call, Counters, Recording
+
+_HANDLES = ("tensors", "scalars", "int_arrays", "float_arrays", "bool_arrays", "tensor_lists",
+            "scalar_lists", "executors")  # fmt: skip
+_MEMORY_KINDS = {"device_allocations": 0, "host_allocations": 1}
+_current: Emulator | None = None
+
+
+class Emulator:
+    """An emulated NPU: the CANN libraries in this process and what happened on them.
+
+    Made by :func:`activate`; there is one per process, and it stays, because torch_npu asks for
+    its SoC only once. As a context manager it records nothing by itself: use :meth:`record`.
+    """
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self.folder = folder
+        self.options = options
+        self.manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        self.profile: HardwareProfile = soc.emulated_profile(self.manifest["soc"])
+        self._libraries = preload.load(folder)
+        self._runtime = self._libraries["libascendcl.so"]
+        self._opapi = self._libraries["libopapi.so"]
+        self._declare()
+        preload.configure(self._runtime, self._opapi, options)
+        self._dispatcher: Any = None
+        self._callbacks = preload.Callbacks(
+            preload.Callbacks.RUN(lambda number: self._dispatch().run(number)),
+            preload.Callbacks.FORGET(lambda number: self._dispatch().forget(number)),
+            preload.Callbacks.RESOLVE(self.resolve),
+        )
+        preload.set_callbacks(self._opapi, self._callbacks)
+
+    def _declare(self) -> None:
+        runtime, opapi = self._runtime, self._opapi
+        runtime.emulator_counter_name.restype = ctypes.c_char_p
+        for function in (
+            runtime.emulator_counter_value,
+            runtime.emulator_used_memory,
+            runtime.emulator_live_allocations,
+            opapi.emulator_live_handles,
+        ):
+            function.restype = ctypes.c_uint64
+        self._counter_names: list[str] = []
+        while (name := runtime.emulator_counter_name(len(self._counter_names))) is not None:
+            self._counter_names.append(name.decode())
+
+    def _dispatch(self) -> Any:
+        """The operators; imported when the first one is called, or recorded."""
+        if self._dispatcher is None:
+            from . import abi, dispatch
+
+            importlib.import_module(f"{__package__}.kernels")
+            abi.check_layout(self._opapi.emulator_handle_size)
+            self._dispatcher = dispatch.Dispatcher(self._runtime, self._opapi)
+            self._dispatcher.fill_slots()
+        return self._dispatcher
+
+    def resolve(self, index: int, arguments: bytes | None) -> None:
+        """An operator with an empty slot was called; in dump mode show what with."""
+        dispatcher = self._dispatch()
+        name = dispatcher.operators[index]
+        from .dispatch import implemented
+
+        if name in implemented():
+            return
+        raw = None if arguments is None else arguments.decode(errors="replace")
+        dispatcher.tell(Call(name, {}, refused="not emulated", raw=raw))
+        if raw is not None:
+            print(f"ascend emulator: {name}({raw})", file=sys.stderr, flush=True)
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the runtime since the process began."""
+        value = self._runtime.emulator_counter_value
+        return Counters({name: value(i) for i, name in enumerate(self._counter_names)})
+
+    @property
+    def live(self) -> dict[str, int]:
+        """Handles and allocations that exist now, and bytes of device memory in use."""
+        live = {
+            name: self._opapi.emulator_live_handles(kind)
+            for kind, name in enumerate(_HANDLES, start=1)
+        }
+        for name, kind in _MEMORY_KINDS.items():
+            live[name] = self._runtime.emulator_live_allocations(kind)
+        live["device_bytes"] = sum(
+            self._runtime.emulator_used_memory(device) for device in range(self.options["devices"])
+        )
+        return live
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Record operator calls and counters while the context is open."""
+        recording = Recording(read=lambda: self.counters, start=self.counters)
+        listeners, listener = self._dispatch().listeners, recording.calls.append
+        listeners.append(listener)
+        try:
+            yield recording
+        finally:
+            listeners.remove(listener)
+            recording.close()
+
+    def set_memory(self, memory_bytes: int) -> None:
+        """Change the size of the device memory, e.g. to see what happens when it is full."""
+        self.options = {**self.options, "memory_bytes": memory_bytes}
+        preload.configure(self._runtime, self._opapi, self.options)
+
+    def __enter__(self) -> Emulator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+def activate(
+    soc_name: str = "A3",
+    *,
+    hide: Iterable[str] = (),
+    devices: int = 1,
+    memory_bytes: int | None = None,
+    cann: str = soc.CANN_VERSION,
+    dump: bool = False,
+    import_torch_npu: bool = True,
+) -> Emulator:
+    """Emulate an NPU in this process; the libraries are built when the cache lacks them.
+
+    Call it before torch_npu is imported. A second call with the same arguments returns the same
+    emulator.
+
+    Args:
+        soc_name: Family (``A2``, ``A3``, ``A5``) or SoC name (``Ascend910B3``).
+        hide: aclnn operators to leave out, as an older CANN would.
+        devices: Number of NPUs.
+        memory_bytes: Memory of each; default: the SoC's, or 64 GiB where no source states it.
+        cann: CANN version that torch_npu is told.
+        dump: Print the arguments of operators that are not emulated.
+        import_torch_npu: Import torch_npu, as ``import torch`` does where CANN is installed; False
+            for programs that call aclnn operators without it.
+
+    Raises:
+        EmulatorUnavailableError: It cannot work here; the message says why.
+        BuildError: The compiler failed.
+        AlreadyActiveError: This process emulates another device, or torch_npu is imported already.
+    """
+    profile = soc.emulated_profile(soc_name)
+    built = build(profile, hide=hide)
+    options = {
+        "devices": devices,
+        "memory_bytes": memory_bytes or soc.memory_bytes(profile),
+        "cann": cann,
+        "dump": dump,
+    }
+    emulator = attach(built.folder, options)
+    if import_torch_npu:
+        preload.after_import("torch_npu", preload.replace_atb)
+        importlib.import_module("torch_npu")
+    return emulator
+
+
+def attach(folder: Path, options: dict[str, Any]) -> Emulator:
+    """The emulator of this process on the libraries of ``folder``.
+
+    Raises:
+        AlreadyActiveError: This process emulates another device, or torch_npu came first.
+    """
+    global _current
+    if _current is not None:
+        if (_current.folder, _current.options) != (folder, options):
+            raise AlreadyActiveError(
+                f"this process already emulates {_current.profile.soc_name} with "
+                f"{_current.options}, hidden: {_current.manifest['hidden']}; torch_npu asks for "
+                "the device only once, use another process"
+            )
+        return _current
+    if "torch_npu" in sys.modules and os.environ.get(preload.FOLDER_VARIABLE) != str(folder):
+        raise AlreadyActiveError("torch_npu is imported already: activate the emulator before")
+    _current = Emulator(folder, options)
+    return _current
+
+
+def current() -> Emulator:
+    """The active emulator of this process.
+
+    Raises:
+        EmulatorError: None is active.
+    """
+    if _current is None:
+        folder = os.environ.get(preload.FOLDER_VARIABLE)
+        if folder is None:
+            raise EmulatorError("no emulator is active in this process; call activate() first")
+        return attach(Path(folder), json.loads(os.environ[preload.OPTIONS_VARIABLE]))
+    return _current
