@@ -154,6 +154,13 @@ def adapter_refusals(config: AttentionSelectorConfig) -> list[Refusal]:
     ]
 
 
+def option_of_current_layer() -> str:
+    """The option with which a user chooses a backend for the layer that vLLM is building."""
+    if role_of_current_layer() == "draft":
+        return "speculative_config.attention_backend"
+    return "--attention-backend"
+
+
 def user_choice(selected: AttentionBackendEnum | None) -> str | None:
     """Name of the CPU backend of vLLM that the user named, None to let us select.
 

@@ -75,6 +75,6 @@ class SimulatedAscendPlatform(CpuPlatform):
                 attn_selector_config,
                 num_heads,
             )
-            route = selection.Route(path, "--attention-backend", None)
+            route = selection.Route(path, selection.option_of_current_layer(), None)
         selection.record(attn_selector_config, route)
         return route.class_path

@@ -1,0 +1,120 @@
+"""Tiny targets and their DFlash drafts: configurations, and weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 512
+HIDDEN = 128
+LAYERS = 2
+HEAD_SIZE = 64
+HEADS, KV_HEADS = 4, 2
+MASK_TOKEN = VOCABULARY - 1
+
+DFLASH, DFLASH2 = "DFlashDraftModel", "DFlash2DraftModel"
+SELECTOR = {"selector_top_k": 8, "selector_rank": 16, "conv_kernel_size": 2, "conv_group_size": 32}
+"""What a DFlash2 draft has beyond a DFlash draft: candidates, and convolutions inside a block."""
+
+
+def draft_config(architecture: str, target_layers: list[int], **further: Any) -> dict[str, Any]:
+    """The `config.json` of a draft with `LAYERS` Qwen3-like layers.
+
+    Args:
+        architecture: `DFLASH` or `DFLASH2`.
+        target_layers: layers of the target whose outputs the draft reads.
+        further: changed or added keys.
+    """
+    options = {"mask_token_id": MASK_TOKEN, "target_layer_ids": target_layers}
+    return {
+        "architectures": [architecture],
+        "model_type": "qwen3",
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_SIZE,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "block_size": 8,
+        "layer_types": ["full_attention"] * LAYERS,
+        "dflash_config": options | (SELECTOR if architecture == DFLASH2 else {}),
+        **further,
+    }
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> Path:
+    """A model folder with a configuration and no weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return folder
+
+
+def make_qwen3_config(folder: Path, **further: Any) -> Path:
+    """A dense target without weights, of the same head size as the draft."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": 3,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_SIZE,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    return write_config(folder, {**config, **further})
+
+
+def make_glm_config(folder: Path, **further: Any) -> Path:
+    """A `glm_moe_dsa` target (latent attention, keys chosen by an indexer) without weights."""
+    config = {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "moe_intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_layer_freq": 1,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 64,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "index_topk": 32,
+        "index_head_dim": 128,
+        "index_n_heads": 16,
+        "indexer_rope_interleave": True,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "tie_word_embeddings": False,
+    }
+    return write_config(folder, {**config, **further})

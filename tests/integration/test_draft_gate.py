@@ -1,0 +1,204 @@
+"""The draft gate through vLLM's own `get_attn_backend`: all terms true, and each broken alone.
+
+Configurations are real ones of vLLM, made without weights; the draft's is the one that vLLM's own
+drafter derives. See `gate_probe.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draft_models import (
+    DFLASH,
+    DFLASH2,
+    draft_config,
+    make_glm_config,
+    make_qwen3_config,
+    write_config,
+)
+from engines import environment, run_script
+
+pytestmark = pytest.mark.engine
+
+OFF = {"additional_config": {"ascend": {"draft_flash_attn": "off"}}}
+WIDE = {"additional_config": {"ascend": {"draft_flash_attn": "wide"}}}
+V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+
+TERMS: dict[str, dict[str, Any]] = {
+    "draft_flash.device_length_flash_attn": {"environment": {"ASCEND_HWPROFILE": "A3"}},
+    "draft_flash.runner": {"environment": V2},
+    "draft_flash.role": {"as_target": True},
+    "draft_flash.draft_eager": {"engine": {"enforce_eager": False}},
+    "draft_flash.target_model_type": {"target": "qwen3"},
+    "draft_flash.draft_architecture": {"draft": "dflash"},
+    "draft_flash.dtype": {"engine": {"dtype": "float32"}},
+    "draft_flash.sinks": {"question": {"has_sink": True}},
+    "draft_flash.multimodal_prefix": {"question": {"use_mm_prefix": True}},
+    "draft_flash.per_head_quant_scales": {"question": {"use_per_head_quant_scales": True}},
+    "draft_flash.attn_type": {"question": {"attn_type": "encoder_only"}},
+    "draft_flash.batch_invariant": {"environment": {"VLLM_BATCH_INVARIANT": "1"}},
+}
+"""Seven conditions and five exclusions -> what breaks it, and nothing else of the gate."""
+
+QUANTISED_DRAFT = {"speculative": {"kv_cache_dtype": "fp8"}}
+CAUSAL = {"target": "qwen3", "draft": "causal dflash", "engine": WIDE}
+"""A target and a draft that ask the same question: same head size, both causal."""
+
+FURTHER: dict[str, dict[str, Any]] = {
+    "all": {},
+    "quantised cache of the draft": QUANTISED_DRAFT,
+    "the draft alone is eager": {
+        "engine": {"enforce_eager": False},
+        "speculative": {"enforce_eager": True},
+    },
+    "wide": {"target": "qwen3", "draft": "dflash", "environment": V2, "engine": WIDE},
+    "wide on A2": {"engine": WIDE, "environment": {"ASCEND_HWPROFILE": "A2"}},
+    "same question": CAUSAL,
+    "same question, unmarked": {**CAUSAL, "fault": "no mark"},
+    "the user names our backend for the target": {
+        **CAUSAL,
+        "engine": {
+            **WIDE,
+            "attention_config": {
+                "backend": "CUSTOM",
+                "backend_per_kind": {"full_attention": "CUSTOM"},
+            },
+        },
+    },
+    "the user chose for the draft": {
+        **CAUSAL,
+        "speculative": {"attention_backend": "CPU_ATTN"},
+    },
+}
+
+
+def cases(folder: Path) -> list[dict[str, Any]]:
+    """Every case, and each broken term again with the gate switched off."""
+    targets = {
+        "glm": make_glm_config(folder / "glm"),
+        "qwen3": make_qwen3_config(folder / "qwen3"),
+    }
+    drafts = {
+        "dflash": write_config(folder / "dflash", draft_config(DFLASH, [0, 1])),
+        "dflash2": write_config(folder / "dflash2", draft_config(DFLASH2, [0, 1])),
+        "causal dflash": write_config(
+            folder / "causal", draft_config(DFLASH, [0, 1], is_causal=True)
+        ),
+    }
+    wanted = {**TERMS, **FURTHER}
+    for rule, changes in TERMS.items():
+        wanted[f"{rule} off"] = {**changes, "engine": {**changes.get("engine", {}), **OFF}}
+    return [
+        {
+            **changes,
+            "name": name,
+            "target": str(targets[changes.get("target", "glm")]),
+            "draft": str(drafts[changes.get("draft", "dflash2")]),
+            # V1 unless a case says otherwise: the process itself was started for both runners.
+            "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0", **changes.get("environment", {})},
+        }
+        for name, changes in wanted.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("gate")
+    job = {"cases": cases(folder)}
+    return dict(run_script("gate_probe.py", job, folder, environment(True, **V2))[0])
+
+
+def outcome(answer: dict[str, Any]) -> str:
+    """The class that vLLM was told to use, or that it was told none."""
+    return str(answer.get("class", "none"))
+
+
+def test_when_all_holds_the_draft_gets_the_draft_backend(answers: dict[str, Any]) -> None:
+    found = answers["all"]
+    assert found["draft"]["class"] == "DraftFlashBackend"
+    assert found["draft"]["reasons"]["draft_flash"] == found["draft"]["relaxed"] == []
+    assert found["target"]["class"] == "SFABackend"
+
+
+@pytest.mark.parametrize("rule", TERMS)
+def test_a_term_broken_alone_falls_back_to_the_table(rule: str, answers: dict[str, Any]) -> None:
+    broken, off = answers[rule], answers[f"{rule} off"]
+    assert outcome(broken["draft"]) == outcome(off["draft"]) != "DraftFlashBackend"
+    if "class" in broken["draft"]:
+        assert broken["draft"]["class"] == "StandardBackend"
+        assert broken["draft"]["reasons"]["draft_flash"] == [rule]
+        assert broken["draft"]["reasons"]["standard"] == []
+    else:
+        reasons = re.findall(r"\[([\w.]+);", broken["draft"]["error"])
+        assert [reason for reason in reasons if reason.startswith("draft_flash")] == [rule]
+        assert any(reason.startswith(("standard.", "vllm.")) for reason in reasons)
+
+
+@pytest.mark.parametrize("rule", TERMS)
+def test_the_target_is_what_it_is_without_a_draft(rule: str, answers: dict[str, Any]) -> None:
+    found = answers[rule]
+    assert outcome(found["target"]) == outcome(found["alone"])
+    expected = "StandardBackend" if rule == "draft_flash.target_model_type" else "SFABackend"
+    refused = rule == "draft_flash.batch_invariant"  # by the table, with and without a draft
+    assert outcome(found["target"]) == ("none" if refused else expected)
+
+
+def test_switched_off_the_reason_is_the_mode(answers: dict[str, Any]) -> None:
+    reasons = answers["draft_flash.runner off"]["draft"]["reasons"]["draft_flash"]
+    assert reasons == ["draft_flash.mode", "draft_flash.runner"]
+
+
+def test_a_quantised_cache_of_the_draft_breaks_the_dtype_term(answers: dict[str, Any]) -> None:
+    found = answers["quantised cache of the draft"]
+    assert "[draft_flash.dtype;" in found["draft"]["error"]
+    assert found["target"] == answers["all"]["target"]
+
+
+def test_a_draft_may_be_eager_on_its_own(answers: dict[str, Any]) -> None:
+    assert answers["the draft alone is eager"]["draft"]["class"] == "DraftFlashBackend"
+
+
+def test_the_wide_gate_names_what_it_sets_aside(answers: dict[str, Any]) -> None:
+    assert answers["wide"]["draft"]["class"] == "DraftFlashBackend"
+    assert answers["wide"]["draft"]["relaxed"] == [
+        "draft_flash.runner",
+        "draft_flash.target_model_type",
+        "draft_flash.draft_architecture",
+    ]
+    assert answers["wide on A2"]["draft"]["class"] == "StandardBackend"
+
+
+def test_target_and_draft_with_one_question_get_their_own_answers(answers: dict[str, Any]) -> None:
+    found = answers["same question"]
+    assert found["target"]["class"] == "StandardBackend"
+    assert found["draft"]["class"] == "DraftFlashBackend"
+    assert found["backends"]["draft"] == found["backends"]["of the draft"] == "CUSTOM"
+    assert found["backends"]["target"] is None
+
+
+def test_the_mark_is_still_needed(answers: dict[str, Any]) -> None:
+    """When this fails, vLLM tells target and draft apart: drop `mark_drafts`."""
+    found = answers["same question, unmarked"]
+    assert found["draft"]["class"] == found["target"]["class"] == "StandardBackend"
+    assert found["backends"]["of the draft"] is None
+
+
+def test_naming_our_backend_for_the_target_does_not_make_it_a_draft(
+    answers: dict[str, Any],
+) -> None:
+    found = answers["the user names our backend for the target"]
+    assert found["target"] == answers["same question"]["target"]
+    assert found["draft"] == answers["same question"]["draft"]
+    assert found["backends"] == answers["same question"]["backends"]
+
+
+def test_the_users_backend_for_the_draft_stays(answers: dict[str, Any]) -> None:
+    found = answers["the user chose for the draft"]
+    assert found["draft"] == {
+        "class": "CPUAttentionBackend",
+        "chosen by": "speculative_config.attention_backend",
+    }
+    assert found["target"] == answers["same question"]["target"]
