@@ -1,4 +1,4 @@
-"""Tiny models with latent attention and random weights: DeepSeek-V3 and GLM-5, made by transformers.
+"""Tiny models with latent attention: DeepSeek-V3 and GLM-5, made by transformers.
 
 Sizes that the operators fix are those of the real models (latents of 512, rotary parts of 64, index
 rows of 128); everything else is as small as it can be. Seeds and scales are chosen such that the
@@ -146,12 +146,12 @@ def _answer_with_the_next_token(
 ) -> None:
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
     head = 0.1 * torch.roll(embedding, 1, 0)
-    for name in weights:
+    for name, weight in weights.items():
         if name.endswith("embed_tokens.weight"):
             weights[name] = embedding.clone()
         elif name == "lm_head.weight" or name.endswith("shared_head.head.weight"):
             weights[name] = head.clone()
         elif "o_proj" in name or "down_proj" in name:
-            weights[name] = weights[name] * 0.1
+            weights[name] = weight * 0.1
     eye = torch.eye(HIDDEN)
     weights["model.layers.3.eh_proj.weight"] = torch.cat([eye, 0.3 * eye], 1)

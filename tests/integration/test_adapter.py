@@ -279,9 +279,12 @@ def test_selection_refuses_with_the_rule(changes: dict[str, Any], rule: str) -> 
     assert f"[{rule};" in str(raised.value)
 
 
-def test_a_backend_without_adapter_is_refused_with_the_rule() -> None:
+def test_a_backend_without_adapter_is_refused_with_the_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     latent = config()
     latent.model_config.get_num_kv_heads = lambda parallel: 1
+    monkeypatch.setattr(selection, "ADAPTERS", {"standard": selection.ADAPTERS["standard"]})
     with pytest.raises(NoBackendError, match=r"found mla; allowed: .*\[vllm\.adapter;"):
         selection.select(question(use_mla=True, head_size=576), latent, None)
 

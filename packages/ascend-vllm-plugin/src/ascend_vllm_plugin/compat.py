@@ -6,6 +6,7 @@ vLLM starts with this file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -72,9 +73,7 @@ def require_supported_vllm() -> str:
 
 def v2_runner_requested() -> bool:
     """Whether the user asked for vLLM's V2 model runner (`VLLM_USE_V2_MODEL_RUNNER=1`)."""
-    from vllm import envs
-
-    return bool(envs.VLLM_USE_V2_MODEL_RUNNER)
+    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") not in ("", "0")
 
 
 def require_cpu_kernels() -> None:

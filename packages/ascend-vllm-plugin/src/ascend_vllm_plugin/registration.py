@@ -6,6 +6,7 @@ from importlib import import_module
 
 from ascend_vllm_plugin import compat
 from ascend_vllm_plugin.environment import routing_file, simulated_profile, simulation_requested
+from ascend_vllm_plugin.patches import triton_interpreter
 
 SIMULATED_PLATFORM = "ascend_vllm_plugin.simulated_platform.SimulatedAscendPlatform"
 
@@ -27,6 +28,8 @@ def register() -> str | None:
     if not simulation_requested():
         return None
     _check_request()
+    if compat.v2_runner_requested():
+        triton_interpreter.prepare(compat.require_supported_vllm())
     return SIMULATED_PLATFORM
 
 
@@ -43,6 +46,8 @@ def register_general() -> None:
     _check_request()
     import_module(SIMULATED_PLATFORM.rpartition(".")[0])
     compat.require_platform(SIMULATED_PLATFORM)
+    if compat.v2_runner_requested():
+        triton_interpreter.tidy()
 
 
 def _check_request() -> None:

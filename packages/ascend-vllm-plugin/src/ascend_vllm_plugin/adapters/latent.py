@@ -226,7 +226,10 @@ _OF_VLLM = frozenset(
         "v_head_dim",
         "kv_b_proj",
         "indexer",
-        "topk_indices_buffer",
+        "index_group_builder",
     }
 )
-"""Arguments of an MLA layer that concern what vLLM computes around attention, and the indexer."""
+"""Arguments of an MLA layer that concern what vLLM computes around attention.
+
+The last one shares, between layers, block addresses of chosen keys; our operators take positions.
+"""

@@ -48,6 +48,21 @@ PATCHES = (
         versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
+        name="indexer_cache",
+        reason="the index cache of DeepSeek-V3.2 and GLM-5 holds fp8 rows in a layout of its own",
+        versions=SpecifierSet(">=0.30,<0.31"),
+    ),
+    Patch(
+        name="indexer",
+        reason="the indexer of DeepSeek-V3.2 and GLM-5 quantises its queries to fp8",
+        versions=SpecifierSet(">=0.30,<0.31"),
+    ),
+    Patch(
+        name="sparse_attn_indexer",
+        reason="the CPU form of the indexer's operator stops for DeepSeek-V3.2 and GLM-5",
+        versions=SpecifierSet(">=0.30,<0.31"),
+    ),
+    Patch(
         name="dflash2_on_v1",
         reason="the V1 model runner refuses DFlash2 drafts: it does not select their candidates",
         versions=SpecifierSet(">=0.30,<0.31"),

@@ -1,0 +1,108 @@
+"""The indexer of sparse latent attention for vLLM: its cache, its metadata, its choice of keys.
+
+vLLM has no hook for these; the modules of `ascend_vllm_plugin.patches` put them in their places.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.forward_context import get_forward_context
+
+from ascend_attn_backends import (
+    AscendSFAIndexerBackend,
+    AscendSFAIndexerImpl,
+    AscendSFAIndexerMetadata,
+    AscendSFAIndexerMetadataBuilder,
+    AttentionBatch,
+)
+from ascend_vllm_plugin.adapters.latent import (
+    LatentBackend,
+    LatentMetadata,
+    LatentMetadataBuilder,
+)
+from ascend_vllm_plugin.adapters.layer import layer_request
+from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.errors import LayerRefusedError
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backend import AttentionImplBase
+
+
+class IndexerBackend(LatentBackend):
+    """What vLLM wants to know about the cache of index rows."""
+
+    @staticmethod
+    def get_impl_cls() -> type[AttentionImplBase[Any]]:
+        """There is no attention over index rows."""
+        raise NotImplementedError("the index cache has no attention layer of its own")
+
+    @staticmethod
+    def get_builder_cls() -> type[IndexerMetadataBuilder]:
+        """Per-step part."""
+        return IndexerMetadataBuilder
+
+
+class IndexerMetadataBuilder(LatentMetadataBuilder):
+    """Metadata of the indexer."""
+
+    def build_step(self, batch: AttentionBatch) -> AscendSFAIndexerMetadata:
+        """Our metadata of a step."""
+        builder = AscendSFAIndexerMetadataBuilder(block_size=self.kv_cache_spec.block_size)
+        return builder.build(batch)
+
+
+class KeyChooser:
+    """Chooses the keys of each token of a step for one layer.
+
+    Args:
+        cache_name: name of the layer's index cache in vLLM.
+        num_heads: index heads.
+        index_size: elements of an index row.
+        top_k: keys that a token attends to.
+
+    Raises:
+        LayerRefusedError: the backend does not take such an indexer.
+    """
+
+    def __init__(self, cache_name: str, num_heads: int, index_size: int, top_k: int) -> None:
+        request = layer_request(head_size=index_size, num_heads=num_heads, num_kv_heads=1)
+        refusals = AscendSFAIndexerBackend.refusals(request, simulated_profile())
+        if refusals:
+            raise LayerRefusedError(AscendSFAIndexerBackend.name, refusals)
+        self.cache_name = cache_name
+        self.layer = AscendSFAIndexerImpl(num_heads, top_k, index_size)
+
+    def choose(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        weights: torch.Tensor,
+        index_cache: torch.Tensor,
+        chosen: torch.Tensor,
+    ) -> None:
+        """Write this step's index rows and the choice of each of its tokens, in place.
+
+        A step without metadata measures memory, and nothing is chosen.
+
+        Args:
+            query: [T, num_heads, 128] rotated index queries.
+            key: [T, 128] normalised and rotated index rows.
+            weights: [T, num_heads], scaled.
+            index_cache: [num_blocks, block_size, 128].
+            chosen: [max_num_tokens, top_k] int32; rows of this step's tokens are written.
+        """
+        metadata = self._metadata()
+        if metadata is None:
+            return
+        step, cache = metadata.step, index_cache[:, None]
+        self.layer.write_kv(key, cache, step.slot_mapping)
+        chosen[: step.num_tokens] = self.layer.forward(query, weights, cache, step)[:, 0]
+
+    def _metadata(self) -> LatentMetadata | None:
+        """Metadata of the index cache in the step that vLLM is computing."""
+        by_layer: Any = get_forward_context().attn_metadata
+        if isinstance(by_layer, list):  # one entry per microbatch; vLLM splits none on a CPU
+            (by_layer,) = by_layer
+        return None if by_layer is None else by_layer[self.cache_name]
