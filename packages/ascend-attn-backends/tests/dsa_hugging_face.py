@@ -255,11 +255,13 @@ class Layer:
 
 
 STATE_BLOCK = 16
+Tables = tuple[torch.Tensor, DsaTables | None]
+"""Blocks of the window, and of the compressed keys and states."""
 
 
 @attrs.frozen(eq=False)
 class Pools:
-    """Random blocks of each kind of cache for some requests."""
+    """Random blocks of each kind of cache for whole requests, the same in every step."""
 
     block_size: int
     longest: int
@@ -278,6 +280,13 @@ class Pools:
         state = self.table(STATE_BLOCK, first=1)
         return DsaTables(compressed=self.table(self.block_size * compression.ratio), state=state)
 
+    def every_step(self, layers: Sequence[Layer]) -> Callable[..., Tables]:
+        window = self.table(self.block_size)
+        found: dict[int, Tables] = {
+            layer.number: (window, self.tables(layer.compression)) for layer in layers
+        }
+        return lambda layer, starts, ends: found[layer.number]
+
 
 def run(
     model: Model,
@@ -286,9 +295,13 @@ def run(
     *,
     block_size: int = 16,
     layers: Sequence[int] = range(len(KINDS)),
+    allocator: Callable[..., Tables] | None = None,
     **changes: Any,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(ours, theirs): per layer, the outputs of all kept tokens of all requests."""
+    """(ours, theirs): per layer, the outputs of all kept tokens of all requests.
+
+    ``allocator(layer, starts, ends)`` gives the tables of a step with these tokens of each request.
+    """
     generator = torch.Generator().manual_seed(seed)
     requests = len(schedule[0])
     totals = [sum(step[row][0] for step in schedule) for row in range(requests)]
@@ -297,8 +310,7 @@ def run(
     pools = Pools(block_size, longest, requests, generator)
     most = 1 + requests * max(-(-longest // min(block_size, STATE_BLOCK)), 1)
     ours = [Layer(model, number, block_size, most, **changes) for number in layers]
-    table = pools.table(block_size)
-    tables = [pools.tables(layer.compression) for layer in ours]
+    allocator = allocator or pools.every_step(ours)
     done = [0] * requests
     parts: list[list[list[torch.Tensor]]] = [[[] for _ in range(requests)] for _ in ours]
     for step in schedule:
@@ -310,10 +322,11 @@ def run(
             tokens.append(hidden[row][done[row] : done[row] + kept])
             tokens.append(torch.randn(rejected, HIDDEN, generator=generator))
         ends = [d + n for d, n in zip(done, lengths, strict=True)]
-        batch = AttentionBatch.from_lengths(lengths, ends, block_size, block_table=table)
         positions = torch.cat([torch.arange(e - n, e) for e, n in zip(ends, lengths, strict=True)])
         for place, layer in enumerate(ours):
-            output = layer.step(torch.cat(tokens), positions, batch, tables[place])
+            window, tables = allocator(layer, done, ends)
+            batch = AttentionBatch.from_lengths(lengths, ends, block_size, block_table=window)
+            output = layer.step(torch.cat(tokens), positions, batch, tables)
             for row, rows in enumerate(output.split(lengths)):
                 parts[place][row].append(rows[: step[row][0]])
         done = [d + kept for d, (kept, _) in zip(done, step, strict=True)]

@@ -136,6 +136,10 @@ def test_text_has_a_line_for_every_term(
     assert lines[0].endswith(": sfa")
 
 
+V4_LAYERS = [
+    "sliding_attention", "heavily_compressed_attention",
+    "compressed_sparse_attention", "compressed_sparse_attention",
+]  # fmt: skip
 MODELS: dict[str, tuple[Any, list[tuple[str, int]]]] = {
     "qwen3": (Qwen3Config(dtype="bfloat16"), [("standard", 32)]),
     "qwen3 windows": (
@@ -149,7 +153,11 @@ MODELS: dict[str, tuple[Any, list[tuple[str, int]]]] = {
         [("standard, sliding window 4096", 3)],
     ),
     "deepseek_v3": (DeepseekV3Config(), [("mla", 61)]),
-    "deepseek_v4": (DeepseekV4Config(num_hidden_layers=4), [("dsa", 4)]),
+    "deepseek_v4": (
+        DeepseekV4Config(layer_types=V4_LAYERS, num_hidden_layers=4),
+        [("dsa", 1), ("dsa, compressed by 128", 1), ("dsa, compressed by 4, top 512", 2),
+         ("indexer, compressed by 4, top 512", 2)],
+    ),
 }  # fmt: skip
 
 
@@ -171,7 +179,9 @@ def test_kinds_of_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path, nam
         assert ours.num_kv_heads == loaded.num_key_value_heads
         head_dim = getattr(loaded, "head_dim", None)
         assert ours.head_size == (head_dim or loaded.hidden_size // loaded.num_attention_heads)
-    assert {r for entry in layers for r in rules(entry, "draft_flash")} >= {"role", "speculative"}
+    targets = [entry for entry in layers if entry["role"] == "target"]
+    assert {r for entry in targets for r in rules(entry, "draft_flash")} >= {"role", "speculative"}
+    assert all(entry["backend"] for entry in layers)
 
 
 def test_sinks_are_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,6 +3,13 @@ from __future__ import annotations
 import ascend_attn_backends
 
 EXPORTS = [
+    "DsaAttnKvPlan",
+    "DsaCacheGroup",
+    "DsaKvPlanError",
+    "DsaKvPlanOptions",
+    "DsaModelShape",
+    "RequestBytes",
+    "get_dsa_attn_kv_plan",
     "NULL_STATE_BLOCK",
     "AscendDSABackend",
     "AscendDSACompressor",

@@ -82,6 +82,15 @@ from .kv_layout import (
     slots_for_positions,
 )
 from .kv_offload import HostKvStore, OffloadCapacityError, OffloadCounters, SelectedKvOffload
+from .kv_plan import (
+    DsaAttnKvPlan,
+    DsaCacheGroup,
+    DsaKvPlanError,
+    DsaKvPlanOptions,
+    DsaModelShape,
+    RequestBytes,
+    get_dsa_attn_kv_plan,
+)
 from .latent_layout import (
     SparseCacheShape,
     kernel_block_size_for,
@@ -177,8 +186,13 @@ __all__ = [
     "DCPImplMixin",
     "DCPMetadataBuilderMixin",
     "DraftStep",
+    "DsaAttnKvPlan",
+    "DsaCacheGroup",
     "DsaCacheShape",
     "DsaCompression",
+    "DsaKvPlanError",
+    "DsaKvPlanOptions",
+    "DsaModelShape",
     "DsaTables",
     "GateTerm",
     "HostKvStore",
@@ -197,6 +211,7 @@ __all__ = [
     "PlanCache",
     "PlanGeometry",
     "PlanMismatchError",
+    "RequestBytes",
     "RequestGroup",
     "SelectedKvOffload",
     "Selection",
@@ -217,6 +232,7 @@ __all__ = [
     "element_offsets",
     "forward_mqa_over_shards",
     "get_attn_backend_cls",
+    "get_dsa_attn_kv_plan",
     "index_groups",
     "judge_draft_gate",
     "keep_accepted",

@@ -1,4 +1,4 @@
-"""Command line: which backend each layer of a model gets, and why not the others."""
+"""Command line: the backend of each layer of a model with every reason, and a model's caches."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ascend_hwprofile import HwProfileError, profile_for
 from .errors import InvalidFieldError
 from .explain import ExplainedLayer, ModelConfig, ModelConfigError, explain_models
 from .explain.text import as_text
+from .kv_plan_command import add_kv_plan
 
 EXPLAINED, NO_BACKEND, USAGE = 0, 1, 2
 
@@ -35,18 +36,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(argv)
     try:
-        profile = profile_for(options.profile)
-        layers = explain_models(
-            ModelConfig.load(options.config),
-            None if options.draft is None else ModelConfig.load(options.draft),
-            profile,
-            runner=options.runner,
-            eager=options.eager,
-            draft_flash_attn=options.draft_flash_attn,
-        )
+        code: int = options.run(options)
     except (ModelConfigError, HwProfileError, InvalidFieldError) as error:
         print(f"ascend-attn-backends: {error}", file=sys.stderr)
         return USAGE
+    return code
+
+
+def _explain(options: argparse.Namespace) -> int:
+    profile = profile_for(options.profile)
+    layers = explain_models(
+        ModelConfig.load(options.config),
+        None if options.draft is None else ModelConfig.load(options.draft),
+        profile,
+        runner=options.runner,
+        eager=options.eager,
+        draft_flash_attn=options.draft_flash_attn,
+    )
     _print(layers, profile.soc_name, as_json=options.json)
     return EXPLAINED if all(layer.backend for layer in layers) else NO_BACKEND
 
@@ -90,4 +96,6 @@ def _parser() -> argparse.ArgumentParser:
         help="mode of the draft gate (default: strict)",
     )
     add("--json", action="store_true", help="print JSON")
+    explain.set_defaults(run=_explain)
+    add_kv_plan(commands)
     return parser

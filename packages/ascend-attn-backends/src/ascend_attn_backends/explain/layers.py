@@ -11,9 +11,11 @@ from ascend_attn_ops import Refusal
 from ascend_hwprofile import HardwareProfile
 
 from ..draft_gate import GateTerm
+from ..dsa import AscendDSAIndexerBackend, DsaCompression
 from ..indexer import AscendSFAIndexerBackend
 from ..request import BackendRequest
 from ..selection import Verdict, backend_classes, select_backend
+from .compressed_layers import compressions
 from .model_config import ModelConfig
 
 
@@ -92,6 +94,8 @@ def explain_models(
     layers = _attention_layers(target, "target", facts, profile)
     if target.use_sparse:
         layers.append(_indexer(target, facts, profile))
+    if target.use_compress:
+        layers += _compressed_indexers(target, facts, profile)
     if draft is not None:
         layers += _attention_layers(draft, "draft", facts, profile)
     return layers
@@ -102,8 +106,11 @@ def _attention_layers(
 ) -> list[ExplainedLayer]:
     layers = range(config.num_layers)
     kinds = [config.other_kind(layer) for layer in layers]
+    keys = compressions(config) if config.use_compress else [None] * len(layers)
     found = Counter(
-        _request(config, layer, role, facts) for layer in layers if kinds[layer] is None
+        _request(config, layer, role, facts, keys[layer])
+        for layer in layers
+        if kinds[layer] is None
     )
     others = Counter(kind for kind in kinds if kind is not None)
     return [
@@ -143,6 +150,10 @@ def _attention_layer(
 
 def _kind(architecture: str | None, request: BackendRequest) -> str:
     parts = [architecture or "unknown architecture"]
+    if request.compress_ratio > 1:
+        parts.append(f"compressed by {request.compress_ratio}")
+    if request.compressed_top_k is not None:
+        parts.append(f"top {request.compressed_top_k}")
     if request.sliding_window is not None:
         parts.append(f"sliding window {request.sliding_window}")
     if not request.causal:
@@ -150,7 +161,13 @@ def _kind(architecture: str | None, request: BackendRequest) -> str:
     return ", ".join(parts)
 
 
-def _request(config: ModelConfig, layer: int, role: str, facts: dict[str, Any]) -> BackendRequest:
+def _request(
+    config: ModelConfig,
+    layer: int,
+    role: str,
+    facts: dict[str, Any],
+    compression: DsaCompression | None,
+) -> BackendRequest:
     is_block_draft = role == "draft" and "DFlash" in (config.architecture or "")
     window, causal = (
         _block_draft_mask(config, layer) if is_block_draft else (config.window_of(layer), True)
@@ -160,6 +177,8 @@ def _request(config: ModelConfig, layer: int, role: str, facts: dict[str, Any]) 
         use_mla=config.use_mla,
         use_sparse=config.use_sparse,
         use_compress=config.use_compress,
+        compress_ratio=1 if compression is None else compression.ratio,
+        compressed_top_k=None if compression is None else compression.top_k,
         head_size=config.head_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -208,13 +227,46 @@ def _indexer(
         kv_cache_dtype=config.kv_cache_dtype,
         **facts,
     )
-    backend = AscendSFAIndexerBackend
-    verdict = Verdict(backend.name, tuple(backend.refusals(request, profile)))
+    verdict = Verdict(
+        AscendSFAIndexerBackend.name, tuple(AscendSFAIndexerBackend.refusals(request, profile))
+    )
+    count = sum(kind == "full" for kind in config.indexer_types())
+    return _explained_indexer(f"indexer, top {config.number('index_topk')}", count, verdict)
+
+
+def _compressed_indexers(
+    config: ModelConfig, facts: dict[str, Any], profile: HardwareProfile
+) -> list[ExplainedLayer]:
+    """The layers that choose compressed keys."""
+    choosing = Counter(found for found in compressions(config) if found and found.overlap)
+    layers = []
+    for compression, count in choosing.items():
+        request = BackendRequest(
+            use_mla=True,
+            use_compress=True,
+            compress_ratio=compression.ratio,
+            compressed_top_k=compression.top_k,
+            head_size=config.number("index_head_dim"),
+            num_heads=config.number("index_n_heads"),
+            num_kv_heads=1,
+            dtype=config.dtype,
+            kv_cache_dtype=config.kv_cache_dtype,
+            **facts,
+        )
+        verdict = Verdict(
+            AscendDSAIndexerBackend.name, tuple(AscendDSAIndexerBackend.refusals(request, profile))
+        )
+        kind = f"indexer, compressed by {compression.ratio}, top {compression.top_k}"
+        layers.append(_explained_indexer(kind, count, verdict))
+    return layers
+
+
+def _explained_indexer(kind: str, count: int, verdict: Verdict) -> ExplainedLayer:
     return ExplainedLayer(
         role="indexer",
-        kind=f"indexer, top {config.number('index_topk')}",
-        count=sum(kind == "full" for kind in config.indexer_types()),
-        backend=backend.name if verdict.accepted else None,
+        kind=kind,
+        count=count,
+        backend=verdict.backend if verdict.accepted else None,
         verdicts=(verdict,),
     )
 

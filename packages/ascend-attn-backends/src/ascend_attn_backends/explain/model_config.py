@@ -166,6 +166,8 @@ class ModelConfig:
 
     def window_of(self, layer: int) -> int | None:
         """Sliding window of a layer in keys, or None."""
+        if self.use_compress:  # beside the compressed keys, in every layer
+            return self.number("sliding_window")
         if self.layer_types[layer] != _SLIDING:
             return None
         return self.number("sliding_window")
