@@ -59,10 +59,10 @@ from .errors import (
     PlanMismatchError,
     TransferWindowError,
 )
+from .fa3 import AscendFABackend, AscendFAImpl, AscendFAMetadata, AscendFAMetadataBuilder
 from .indexer import (
     AscendSFAIndexerBackend,
     AscendSFAIndexerImpl,
-from .fa3 import AscendFABackend, AscendFAImpl, AscendFAMetadata, AscendFAMetadataBuilder
     AscendSFAIndexerMetadata,
     AscendSFAIndexerMetadataBuilder,
     IndexGroup,
@@ -143,14 +143,14 @@ __all__ = [
     "AscendDSAIndexerImpl",
     "AscendDSAMetadata",
     "AscendDSAMetadataBuilder",
-    "AscendFlashAttentionBackend",
-    "AscendFlashAttentionImpl",
-    "AscendFlashAttentionMetadata",
-    "AscendFlashAttentionMetadataBuilder",
     "AscendFABackend",
     "AscendFAImpl",
     "AscendFAMetadata",
     "AscendFAMetadataBuilder",
+    "AscendFlashAttentionBackend",
+    "AscendFlashAttentionImpl",
+    "AscendFlashAttentionMetadata",
+    "AscendFlashAttentionMetadataBuilder",
     "AscendMLABackend",
     "AscendMLAImpl",
     "AscendMLAMetadata",
