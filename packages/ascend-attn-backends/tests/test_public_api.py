@@ -3,6 +3,10 @@ from __future__ import annotations
 import ascend_attn_backends
 
 EXPORTS = [
+    "AscendFABackend",
+    "AscendFAImpl",
+    "AscendFAMetadata",
+    "AscendFAMetadataBuilder",
     "DsaAttnKvPlan",
     "DsaCacheGroup",
     "DsaKvPlanError",
