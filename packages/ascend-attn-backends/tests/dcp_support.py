@@ -18,8 +18,9 @@ from ascend_attn_backends import (
     AttentionBatch,
     ContextShard,
     LatentRankStep,
+    ThreadDCPGroup,
     TorchDCPGroup,
-    forward_mqa_over_shards,
+    run_ranks,
     sharded_batch,
 )
 
@@ -101,10 +102,14 @@ def run_steps(
     layer: type[AscendMlaDCPImpl] = AscendMlaDCPImpl,
 ) -> torch.Tensor:
     """Outputs of all ranks side by side: [num_token_rows, N, 512]."""
-    impl = layer(scenario.heads // len(steps), SCALE)
-    outputs = [torch.full_like(step.q_nope, math.nan) for step in steps]
-    forward_mqa_over_shards(impl, steps, outputs)
-    return torch.cat(outputs, 1)
+
+    def forward(group: ThreadDCPGroup) -> torch.Tensor:
+        step, impl = steps[group.rank], layer(scenario.heads // group.size, SCALE, group)
+        output = torch.full_like(step.q_nope, math.nan)
+        assert impl.forward_mqa(step, output) is output
+        return output
+
+    return torch.cat(run_ranks(len(steps), forward), 1)
 
 
 def run_shards(scenario: LatentScenario, size: int, interleave: int = 1) -> torch.Tensor:

@@ -21,7 +21,8 @@ from ascend_attn_backends import (
     ContextShard,
     IndexRope,
     LatentRankStep,
-    forward_mqa_over_shards,
+    ThreadDCPGroup,
+    run_ranks,
     sharded_batch,
 )
 
@@ -152,7 +153,10 @@ class OursMLAOnRanks:
             [kind.allocate(torch.float32).fill_(UNWRITTEN) for kind in kinds]
             for _ in range(self.size)
         ]
-        self.impl = AscendMlaDCPImpl(HEADS // self.size, self.found.layers[0].scaling)
+        self.impl = self.layer(None)
+
+    def layer(self, group: ThreadDCPGroup | None) -> AscendMlaDCPImpl:
+        return AscendMlaDCPImpl(HEADS // self.size, self.found.layers[0].scaling, group)
 
     @torch.no_grad()
     def step(
@@ -161,9 +165,13 @@ class OursMLAOnRanks:
         """Outputs of the layer for the tokens of one step."""
         rows = projected(self.found, hidden, positions)
         steps = [self.rank_step(rank, rows, batch) for rank in range(self.size)]
-        outputs = [torch.full_like(step.q_nope, torch.nan) for step in steps]
-        forward_mqa_over_shards(self.impl, steps, outputs)
-        return [leave(self.found.layers[0], torch.cat(outputs, 1))]
+
+        @torch.no_grad()
+        def forward(group: ThreadDCPGroup) -> torch.Tensor:
+            step = steps[group.rank]
+            return self.layer(group).forward_mqa(step, torch.full_like(step.q_nope, torch.nan))
+
+        return [leave(self.found.layers[0], torch.cat(run_ranks(self.size, forward), 1))]
 
     def rank_step(self, rank: int, rows: LatentRows, batch: AttentionBatch) -> LatentRankStep:
         """Write a rank's share of the new rows; what it brings to the step."""

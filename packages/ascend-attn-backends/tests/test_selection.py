@@ -79,7 +79,7 @@ REFUSED = {
 def test_what_standard_refuses(rule: str, profile: HardwareProfile) -> None:
     change, found, allowed = REFUSED[rule]
     selection = select_backend(attrs.evolve(PLAIN, **change), profile)
-    assert selection.backend is None
+    assert selection.backend == ("standard_dcp" if "context_parallel_size" in change else None)
     (refusal,) = of_standard(selection)
     assert refusal.rule == rule
     assert refusal.parameter == rule.split(".")[1]

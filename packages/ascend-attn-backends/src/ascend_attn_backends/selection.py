@@ -205,30 +205,49 @@ def unmet_demands(name: str, request: BackendRequest) -> list[Refusal]:
         name: Backend whose entry of the table is read.
         request: The layer.
     """
-    row = next(row for row in _table()["backend"] if row["name"] == name)
+    row = _row(name)
     entry = next(e for e in _table()["architecture"] if e["name"] == row["architecture"])
     demands = [
         {"parameter": flag, "values": [entry[flag]], "source": _TABLE_SOURCE}
         for flag in ("use_mla", "use_sparse", "use_compress")
         if flag in entry
     ]
-    own = {demand["parameter"] for demand in row["takes"]}
-    shared = [d for d in _table()["every_backend_takes"] if d["parameter"] not in own]
     return [
         Refusal(
             rule=f"{name}.{demand['parameter']}",
             parameter=demand["parameter"],
             found=str(getattr(request, demand["parameter"])),
-            allowed=" or ".join(str(value) for value in demand["values"]) or "None",
+            allowed=_allowed(demand),
             source=demand["source"],
         )
-        for demand in [*demands, *row["takes"], *shared]
-        if not _within(getattr(request, demand["parameter"]), demand["values"])
+        for demand in [*demands, *_demands(row)]
+        if not _within(getattr(request, demand["parameter"]), demand)
     ]
 
 
-def _within(value: object, values: list[object]) -> bool:
-    """Whether a value is one of those allowed; an empty list allows only None."""
+def _row(name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(row for row in _table()["backend"] if row["name"] == name)
+    return found
+
+
+def _demands(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Its own demands first; those of others only for parameters that it does not name."""
+    others = _demands(_row(row["like"])) if "like" in row else _table()["every_backend_takes"]
+    own = {demand["parameter"] for demand in row["takes"]}
+    return [*row["takes"], *(other for other in others if other["parameter"] not in own)]
+
+
+def _allowed(demand: Mapping[str, Any]) -> str:
+    if "at_least" in demand:
+        return f"at least {demand['at_least']}"
+    return " or ".join(str(value) for value in demand["values"]) or "None"
+
+
+def _within(value: Any, demand: Mapping[str, Any]) -> bool:
+    """Whether a value is allowed; an empty list of values allows only None."""
+    if "at_least" in demand:
+        return bool(value >= demand["at_least"])
+    values = demand["values"]
     return value in values if values else value is None
 
 

@@ -27,17 +27,17 @@ class ContextShard:
         interleave: Positions in a row that one rank keeps, at least 1.
 
     Raises:
-        ValueError: A size is below 1.
-        InvalidFieldError: The rank is not below the size.
+        InvalidFieldError: A size is below 1, or the rank is not below the size.
     """
 
-    rank: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    interleave: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    rank: int = 0
+    size: int = 1
+    interleave: int = 1
 
     def __attrs_post_init__(self) -> None:
-        if self.rank >= self.size:
-            raise InvalidFieldError("rank", self.rank, f"0 to {self.size - 1}")
+        check_rank(self.rank, self.size)
+        if self.interleave < 1:
+            raise InvalidFieldError("interleave", self.interleave, "at least 1")
 
     def local_counts(self, lengths: torch.Tensor) -> torch.Tensor:
         """Keys on this rank among the first ``lengths`` positions of each request.
@@ -69,6 +69,12 @@ class ContextShard:
         cycle = self.size * self.interleave
         return positions // cycle * self.interleave + positions % self.interleave
 
+    def global_positions(self, local: torch.Tensor) -> torch.Tensor:
+        """Position in the request of each place among the keys of this rank; the inverse."""
+        cycle = self.size * self.interleave
+        run = torch.div(local, self.interleave, rounding_mode="floor")
+        return run * cycle + self.rank * self.interleave + local % self.interleave
+
     def local_slots(
         self,
         block_table: torch.Tensor,
@@ -95,6 +101,18 @@ class ContextShard:
         local = self.local_positions(positions[own])
         slots[own] = slots_for_positions(block_table, rows[own], local, block_size)
         return slots
+
+
+def check_rank(rank: int, size: int) -> None:
+    """Check a rank of a group.
+
+    Raises:
+        InvalidFieldError: The size is below 1, or the rank is not below it.
+    """
+    if size < 1:
+        raise InvalidFieldError("size", size, "at least 1")
+    if not 0 <= rank < size:
+        raise InvalidFieldError("rank", rank, f"0 to {size - 1}")
 
 
 def sharded_batch(

@@ -1,4 +1,4 @@
-"""A step with every token as a request of its own, for engines that merge by themselves."""
+"""A step with every token as a request of its own: shards need no mask then."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from ..batch import AttentionBatch
-from ..standard.builder import covered_starts, host_key_counts
+from ..starts import repair_starts
 from ..transfer import copy_to_device
 from .shard import ContextShard
 
@@ -14,46 +14,81 @@ from .shard import ContextShard
 def per_token_batch(batch: AttentionBatch, shard: ContextShard) -> AttentionBatch:
     """The batch of one rank in which each token has the keys that it may see on this rank.
 
-    An engine such as vLLM gathers the heads and merges the ranks itself, and wants of a backend
-    the part of one rank: out and lse over its own keys, for all tokens. Where a request has several
-    tokens their bounds on a shard follow no mask of the operators, but as requests of their own
-    they need none. Any backend's partial forward on metadata of this batch gives that part. The
-    cost: keys are read once per token, and products take 4096 requests in a call (op-plugin docs
-    npu_fused_infer_attention_score), so it suits decode and verification, not long prompts.
+    Where a request has several tokens, their bounds on a shard follow no mask of the operators, but
+    as requests of their own they need none. The sparse backends build their metadata from this
+    batch. It also serves an engine such as vLLM that gathers the heads and merges the ranks itself
+    and wants of a backend the part of one rank: out and lse over its own keys, for all tokens. Any
+    backend's partial forward on metadata of this batch gives that part.
+
+    The cost: a row of the block table per token, and with operators that read all keys of a request
+    these are read once per token. ``fused_infer_attention_score`` takes 4096 requests in a call
+    (op-plugin docs), so there it suits decode and verification, not long prompts.
 
     Args:
         batch: Lengths of all ranks together, block table and slots of this rank.
         shard: The rank.
 
     Returns:
-        A batch of ``num_tokens`` requests with the same slots and padding tokens; lengths come from
-        host copies where there are some. A token whose keys are all on other ranks has length 0,
-        which :meth:`AttentionBatch.validate` would not take for a whole request.
+        A batch of ``num_tokens`` requests with the same slots and padding tokens. Nothing is read
+        from the device; there are host lengths where the batch has them. A token whose keys are all
+        on other ranks has length 0, which :meth:`AttentionBatch.validate` would not take for a
+        whole request.
     """
-    starts = torch.tensor(covered_starts(batch))
-    keys = torch.tensor(host_key_counts(batch), dtype=torch.int64)
-    causal = torch.tensor(batch.host_causal()[: batch.num_reqs], dtype=torch.bool)
-    lens = starts.diff()
-    rows = torch.repeat_interleave(torch.arange(batch.num_reqs), lens)
-    tokens = int(starts[-1])
-    visible = torch.arange(tokens) - starts[rows] + (keys - lens)[rows] + 1
-    visible = torch.where(causal[rows], visible.clamp(min=0), keys[rows])
+    tokens = batch.num_tokens
+    rows, visible = visible_keys(batch, batch.query_start_loc, batch.seq_lens, batch.causal)
     local = shard.local_counts(visible).int()
     ends = torch.arange(tokens + 1, dtype=torch.int32)
+    longest = attrs.evolve(shard, rank=0).local_counts(torch.tensor(batch.max_seq_len))
     return attrs.evolve(
         batch,
         query_start_loc=copy_to_device(ends, batch.device),
         query_start_loc_cpu=ends,
-        seq_lens=copy_to_device(local, batch.device),
-        seq_lens_cpu=local,
-        block_table=batch.block_table.index_select(0, copy_to_device(rows, batch.device)),
+        seq_lens=local,
+        seq_lens_cpu=_host_lengths(batch, shard),
+        block_table=batch.block_table.index_select(0, rows),
         num_reqs=tokens,
-        num_tokens=tokens,
         num_padded_reqs=0,
-        num_padded_tokens=batch.num_token_rows - tokens,
         max_query_len=min(tokens, 1),
-        max_seq_len=max(local.tolist(), default=0),
+        max_seq_len=int(longest),
         causal=False,
         causal_cpu=None,
         is_prefilling=None,
     )
+
+
+def _host_lengths(batch: AttentionBatch, shard: ContextShard) -> torch.Tensor | None:
+    starts, keys = batch.query_start_loc_cpu, batch.seq_lens_cpu
+    causal = batch.causal if isinstance(batch.causal, bool) else batch.causal_cpu
+    if starts is None or keys is None or causal is None:
+        return None
+    return shard.local_counts(visible_keys(batch, starts, keys, causal)[1]).int()
+
+
+def visible_keys(
+    batch: AttentionBatch,
+    starts: torch.Tensor,
+    keys: torch.Tensor,
+    causal: bool | torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Request of each token, and how many keys of all ranks it sees; on the device of ``keys``.
+
+    Args:
+        batch: For its counts.
+        starts: ``[num_rows + 1]`` query starts.
+        keys: ``[num_rows]`` keys.
+        causal: One value, or ``[num_rows]``.
+
+    Returns:
+        ``[num_tokens]`` int64 rows, and ``[num_tokens]`` int64 counts: 0 for a token that repaired
+        starts give to no request.
+    """
+    starts = repair_starts(starts[: batch.num_reqs + 1], batch.num_tokens).long()
+    token = torch.arange(batch.num_tokens, device=starts.device)
+    rows = torch.searchsorted(starts[1:], token, right=True).clamp(max=max(batch.num_reqs - 1, 0))
+    whole = keys.long()[rows]
+    seen = whole - starts[1:][rows] + token + 1
+    if isinstance(causal, torch.Tensor):
+        seen = torch.where(causal[rows], seen, whole)
+    elif not causal:
+        seen = whole
+    return rows, torch.where(token < starts[-1], seen, 0).clamp(min=0)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import attrs
-import torch
 
 from ..batch import AttentionBatch
-from ..standard import AscendAttentionMetadataBuilder
-from ..standard.builder import covered_starts, host_key_counts
-from ..transfer import copy_to_device
+from ..partial_metadata import PartialMetadataBuilder
+from ..standard.builder import host_key_counts
 from .metadata import AscendMLAMetadata
 
 
 @attrs.frozen
-class AscendMLAMetadataBuilder(AscendAttentionMetadataBuilder):
+class AscendMLAMetadataBuilder(PartialMetadataBuilder):
     """A pure function from batch to metadata.
 
     The operator is the one of the standard backend, with ropes, so it takes the same host lengths.
@@ -33,15 +28,4 @@ class AscendMLAMetadataBuilder(AscendAttentionMetadataBuilder):
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.
         """
-        return AscendMLAMetadata(**self._latent_fields(batch, host_key_counts(batch)))
-
-    def _latent_fields(self, batch: AttentionBatch, keys: list[int]) -> dict[str, Any]:
-        """The fields of an :class:`AscendMLAMetadata` when each request attends over ``keys``."""
-        keyless = None if all(keys) else _keyless_tokens(batch, keys)
-        return {**self._fields(batch, keys), "keyless_tokens": keyless}
-
-
-def _keyless_tokens(batch: AttentionBatch, keys: Sequence[int]) -> torch.Tensor | None:
-    lens = torch.tensor(covered_starts(batch)).diff()
-    keyless = torch.repeat_interleave(torch.tensor(keys, dtype=torch.int64) == 0, lens)
-    return copy_to_device(keyless, batch.device) if keyless.any() else None
+        return AscendMLAMetadata(**self._partial_fields(batch, host_key_counts(batch)))

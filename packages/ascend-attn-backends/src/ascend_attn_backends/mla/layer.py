@@ -33,8 +33,8 @@ class LatentAttentionLayer(LatentLayer):
 
     def _call(
         self,
-        queries: tuple[torch.Tensor, torch.Tensor],
-        keys: tuple[torch.Tensor, torch.Tensor],
+        queries: tuple[torch.Tensor, ...],
+        keys: tuple[torch.Tensor, ...],
         **arguments: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The operator on (latent, rope) queries and keys; the values are the latents."""

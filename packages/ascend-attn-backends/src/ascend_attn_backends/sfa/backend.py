@@ -47,11 +47,11 @@ class AscendSFABackend:
         if refusals:
             return refusals
         return operator_refusals(
-            cls.name, Capability.SPARSE_FLASH_ATTENTION, request, profile, _smallest_step(request)
+            cls.name, Capability.SPARSE_FLASH_ATTENTION, request, profile, smallest_step(request)
         )
 
 
-def _smallest_step(request: BackendRequest) -> dict[str, dict[str, Any]]:
+def smallest_step(request: BackendRequest) -> dict[str, dict[str, Any]]:
     """Arguments of the two operators for one request with one token, as data."""
     heads, latent = request.num_heads, max(request.head_size - ROPE_SIZE, 1)
     kernel = request.block_size

@@ -54,7 +54,7 @@ class AscendAttentionBackend:
             for op in _OPERATORS:
                 refusals += ascend_attn_ops.check(
                     op,
-                    _smallest_step(request)[op],
+                    smallest_step(request)[op],
                     _judged_profile(op, request, profile),
                     provider=request.provider,
                 )
@@ -82,7 +82,7 @@ def _cache_refusals(request: BackendRequest) -> list[Refusal]:
     ]
 
 
-def _smallest_step(request: BackendRequest) -> dict[str, dict[str, Any]]:
+def smallest_step(request: BackendRequest) -> dict[str, dict[str, Any]]:
     """Arguments of the two operators for one request with one token, as data."""
     heads, kv_heads, size = request.num_heads, request.num_kv_heads, request.head_size
     mode = MaskMode.for_window(request.sliding_window, causal=request.causal)
