@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from ascend_specdecode.errors import ArgumentError
+from ascend_specdecode.tensors import check_indices, check_range, check_shape
 
 PAD_TOKEN: Final = -1
 """What verification writes where a request emits nothing."""
-
-_INDEX_DTYPES: Final = (torch.int32, torch.int64)
 
 
 def verify_greedy(draft_tokens: Tensor, target_argmax: Tensor, num_draft_tokens: Tensor) -> Tensor:
@@ -41,18 +40,45 @@ def verify_greedy(draft_tokens: Tensor, target_argmax: Tensor, num_draft_tokens:
             are not read, since that would stop the host; a count then acts as if clamped to 0..K.
     """
     _check_layout(draft_tokens, target_argmax, num_draft_tokens)
-    if draft_tokens.device.type == "cpu":
-        _check_counts(num_draft_tokens, draft_tokens.shape[1])
+    on_cpu = draft_tokens.device.type == "cpu"
+    if on_cpu:
+        check_counts(num_draft_tokens, draft_tokens.shape[1])
     width = draft_tokens.shape[1]
-    step = torch.arange(width + 1, device=draft_tokens.device)
-    drafted = step[:width] < num_draft_tokens.unsqueeze(1)
-    agrees = (draft_tokens == target_argmax[:, :width]) & drafted
-    accepted = agrees.long().cumprod(dim=1).sum(dim=1)
+    accepted = count_leading(draft_tokens == target_argmax[:, :width], num_draft_tokens)
     # The accepted prefix equals the target's choices, so the target's row holds both parts.
-    emitted = step <= accepted.unsqueeze(1)
-    if draft_tokens.device.type == "cpu":
-        _check_target_tokens(target_argmax, emitted)
+    emitted = torch.arange(width + 1, device=draft_tokens.device) <= accepted.unsqueeze(1)
+    if on_cpu:
+        check_range("target_argmax", target_argmax, "token ids >= 0", used=emitted)
     return torch.where(emitted, target_argmax.long(), PAD_TOKEN)
+
+
+def count_leading(accepts: Tensor, num_draft_tokens: Tensor) -> Tensor:
+    """Return how many drafted tokens come before the first that is not accepted.
+
+    Args:
+        accepts: [B, K] bool, whether each token would be accepted.
+        num_draft_tokens: [B] int, drafted tokens of each row.
+
+    Returns:
+        [B] int64.
+    """
+    step = torch.arange(accepts.shape[1], device=accepts.device)
+    drafted = step < num_draft_tokens.unsqueeze(1)
+    return (accepts & drafted).long().cumprod(dim=1).sum(dim=1)
+
+
+def emit(draft_tokens: Tensor, accepted: Tensor, last: Tensor) -> Tensor:
+    """Return the accepted tokens, then ``last``, then -1: [B, K+1] int64.
+
+    Args:
+        draft_tokens: [B, K] int.
+        accepted: [B] int64, how many of them are accepted.
+        last: [B] int64, the token after them.
+    """
+    step = torch.arange(draft_tokens.shape[1] + 1, device=draft_tokens.device)
+    padded = torch.nn.functional.pad(draft_tokens.long(), (0, 1))
+    tokens = torch.where(step < accepted.unsqueeze(1), padded, PAD_TOKEN)
+    return torch.where(step == accepted.unsqueeze(1), last.unsqueeze(1), tokens)
 
 
 def _check_layout(draft_tokens: Tensor, target_argmax: Tensor, num_draft_tokens: Tensor) -> None:
@@ -60,37 +86,20 @@ def _check_layout(draft_tokens: Tensor, target_argmax: Tensor, num_draft_tokens:
     if draft_tokens.dim() != 2:
         raise ArgumentError("draft_tokens", f"shape {list(draft_tokens.shape)}", "shape [B, K]")
     batch, width = draft_tokens.shape
-    _check_shape("target_argmax", target_argmax, [batch, width + 1], "[B, K+1]")
-    _check_shape("num_draft_tokens", num_draft_tokens, [batch], "[B]")
+    check_shape("target_argmax", target_argmax, [batch, width + 1], "[B, K+1]")
+    check_shape("num_draft_tokens", num_draft_tokens, [batch], "[B]")
     named = {
         "draft_tokens": draft_tokens,
         "target_argmax": target_argmax,
         "num_draft_tokens": num_draft_tokens,
     }
-    for name, tensor in named.items():
-        if tensor.dtype not in _INDEX_DTYPES:
-            raise ArgumentError(f"{name}.dtype", tensor.dtype, "torch.int64 or torch.int32")
-        if tensor.device != draft_tokens.device:
-            allowed = f"the device of draft_tokens ({draft_tokens.device})"
-            raise ArgumentError(f"{name}.device", tensor.device, allowed)
+    check_indices(named, draft_tokens.device, "draft_tokens")
 
 
-def _check_shape(name: str, tensor: Tensor, shape: list[int], meaning: str) -> None:
-    if list(tensor.shape) != shape:
-        raise ArgumentError(name, f"shape {list(tensor.shape)}", f"shape {meaning} = {shape}")
+def check_counts(num_draft_tokens: Tensor, width: int) -> None:
+    """Refuse a CPU tensor of counts [B] with one outside 0..width.
 
-
-def _check_counts(num_draft_tokens: Tensor, width: int) -> None:
-    wrong = (num_draft_tokens < 0) | (num_draft_tokens > width)
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0])
-        found = int(num_draft_tokens[first])
-        raise ArgumentError(f"num_draft_tokens[{first}]", found, f"0..K (K = {width})")
-
-
-def _check_target_tokens(target_argmax: Tensor, emitted: Tensor) -> None:
-    wrong = emitted & (target_argmax < 0)
-    if bool(wrong.any()):
-        row, column = (int(index) for index in wrong.nonzero()[0])
-        found = int(target_argmax[row, column])
-        raise ArgumentError(f"target_argmax[{row}, {column}]", found, "token ids >= 0")
+    Raises:
+        ArgumentError: names the first such count.
+    """
+    check_range("num_draft_tokens", num_draft_tokens, f"0..K (K = {width})", most=width)

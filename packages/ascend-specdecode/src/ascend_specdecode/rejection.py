@@ -1,0 +1,295 @@
+"""Rejection sampling of drafted tokens: what is emitted is distributed as the target's own samples.
+
+Rule (Leviathan et al. 2023; Chen et al. 2023): drafted token x, sampled from q, is accepted with
+probability min(1, p(x) / q(x)). The first token that is rejected is replaced by one sampled from
+max(p - q, 0), normalised; when none is rejected a bonus token is sampled from the target. Without
+draft probabilities the draft is a point mass: q(x) = 1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ascend_specdecode.choices import Choice, InverseCdf
+from ascend_specdecode.errors import ArgumentError
+from ascend_specdecode.random_streams import Purpose, uniforms
+from ascend_specdecode.tensors import (
+    check_distributions,
+    check_indices,
+    check_probabilities,
+    check_range,
+    check_same_dtype,
+    check_shape,
+)
+from ascend_specdecode.verification import check_counts, count_leading, emit
+
+_LEFT_OVER: Final = 2.0**-100
+"""Share of the target's own weight that a residual keeps.
+
+Far below rounding, so the distribution is not changed; but where rounding makes the rest of a
+residual zero, a token that the target can say is chosen all the same.
+"""
+
+_LARGE_VOCABULARY: Final = 2048
+"""From here on a CPU is faster row by row: copying rows costs more than a call for each."""
+
+
+@torch.no_grad()
+def rejection_sample(
+    draft_tokens: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None = None,
+    *,
+    num_draft_tokens: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """Accept or replace drafted tokens so that the output has the target's distribution.
+
+    Request b emits its accepted drafted tokens and then one more token: the recovered token in the
+    place of the first rejected one, or the bonus token when all were accepted.
+
+    Every random number is a function of the request's seed and the position that it decides
+    (:mod:`ascend_specdecode.random_streams`), so a request's tokens do not depend on who shares
+    its batch. Give ``positions`` with ``seeds`` whenever a request has more than one step: without
+    them every step is taken for the first one and would use the same numbers again.
+
+    Args:
+        draft_tokens: [B, K] int64 (or int32); row b holds num_draft_tokens[b] drafted tokens, what
+            follows them is ignored.
+        target_probs: [B, K+1, V] float32 (or float64), probabilities after temperature, top-k and
+            so on; entry j follows the context and the first j drafted tokens. Entries after
+            num_draft_tokens[b] are ignored.
+        draft_probs: [B, K, V] float32 (or float64), the distribution that each drafted token was
+            sampled from; None when the tokens were not sampled (prompt lookup, greedy drafts).
+        num_draft_tokens: [B] int64 (or int32), each in 0..K; None is K for every request.
+        seeds: [B] int64, one per request; None draws them from torch's default generator.
+        positions: [B] int64, tokens in each sequence before this step (>= 0); None is 0.
+
+    Returns:
+        [B, K+1] int64: the emitted tokens of each request (at least one), then -1.
+
+    Raises:
+        ArgumentError: ranks, sizes, dtypes or devices disagree. For CPU tensors also: a count
+            outside 0..K, a drafted token outside 0..V-1, a negative position, a row that does not
+            sum to 1 or has a negative probability. On other devices values are not read, since
+            that would stop the host.
+    """
+    if num_draft_tokens is None:
+        num_draft_tokens = full_counts(draft_tokens)
+    check_step(draft_tokens, target_probs, draft_probs, num_draft_tokens)
+    seeds, positions = request_streams(draft_tokens, seeds, positions)
+    at = positions.unsqueeze(1) + torch.arange(
+        draft_tokens.shape[1] + 1, device=draft_tokens.device
+    )
+    return rejection_sample_with(
+        draft_tokens,
+        target_probs,
+        draft_probs,
+        num_draft_tokens,
+        uniforms(seeds.unsqueeze(1), at[:, :-1], Purpose.ACCEPT),
+        InverseCdf(uniforms(seeds.unsqueeze(1), at, Purpose.CHOOSE)),
+    )
+
+
+@torch.no_grad()
+def rejection_sample_with(
+    draft_tokens: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    num_draft_tokens: Tensor,
+    accept_uniforms: Tensor,
+    choose: Choice,
+) -> Tensor:
+    """Do what :func:`rejection_sample` does with random numbers that are given; checks no values.
+
+    With vLLM's uniforms as ``accept_uniforms`` and its noise in an
+    :class:`~ascend_specdecode.ExponentialRace` the result is that of vLLM's rejection sampler
+    (but for a uniform that equals p / q exactly, which vLLM accepts: with u = 0 that would be a
+    token of probability 0).
+
+    Args:
+        draft_tokens: [B, K] int64 (or int32).
+        target_probs: [B, K+1, V] float.
+        draft_probs: [B, K, V] float, or None.
+        num_draft_tokens: [B] int64 (or int32).
+        accept_uniforms: [B, K] float in [0, 1); drafted token j is accepted when it is below p/q.
+        choose: chooses the recovered or bonus token.
+
+    Returns:
+        [B, K+1] int64, as :func:`rejection_sample`.
+    """
+    tokens, counts = draft_tokens.long(), num_draft_tokens.long()
+    accepted = _count_accepted(tokens, target_probs, draft_probs, counts, accept_uniforms)
+    weights = _final_weights(tokens, target_probs, draft_probs, counts, accepted)
+    return emit(tokens, accepted, choose(weights, accepted))
+
+
+def request_streams(
+    rows: Tensor, seeds: Tensor | None, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return seeds and positions [B] int64 for the B rows of ``rows``, checked or made.
+
+    Raises:
+        ArgumentError: a shape, dtype or device is wrong, or (on a CPU) a position is negative.
+    """
+    batch, device = rows.shape[0], rows.device
+    named = {"seeds": seeds, "positions": positions}
+    given = {name: tensor for name, tensor in named.items() if tensor is not None}
+    for name, tensor in given.items():
+        check_shape(name, tensor, [batch], "[B]")
+    check_indices(given, device, "draft_tokens")
+    if seeds is None:
+        seeds = torch.randint(2**63 - 1, (batch,), device=device)
+    if positions is None:
+        positions = torch.zeros(batch, dtype=torch.int64, device=device)
+    elif device.type == "cpu":
+        check_range("positions", positions, "positions >= 0")
+    return seeds.long(), positions.long()
+
+
+def _count_accepted(
+    tokens: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    counts: Tensor,
+    accept_uniforms: Tensor,
+) -> Tensor:
+    """Return how many leading drafted tokens are accepted: [B] int64."""
+    width = tokens.shape[1]
+    # What follows the drafted tokens is ignored, so it need not be a token.
+    index = tokens.clamp(0, target_probs.shape[2] - 1).unsqueeze(2)
+    ratio = target_probs[:, :width].gather(2, index).squeeze(2)
+    if draft_probs is not None:
+        drafted_with = draft_probs.gather(2, index).squeeze(2)
+        ratio = torch.where(drafted_with > 0, ratio / drafted_with, 0)
+    return count_leading(accept_uniforms < ratio, counts)
+
+
+def _final_weights(
+    tokens: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    counts: Tensor,
+    accepted: Tensor,
+) -> Tensor:
+    """Return the weights of the recovered or bonus token of each request: [B, V]."""
+    rejected = accepted < counts
+    if draft_probs is None or tokens.shape[1] == 0:
+        weights = _rows_at(target_probs, accepted)
+        return _without_rejected(weights, tokens, rejected, accepted)
+    if tokens.device.type == "cpu" and target_probs.shape[2] >= _LARGE_VOCABULARY:
+        return _residuals_by_row(target_probs, draft_probs, rejected, accepted)
+    weights = _rows_at(target_probs, accepted)
+    drafted_with = _rows_at(draft_probs, accepted.clamp(max=tokens.shape[1] - 1))
+    drafted_with = torch.where(rejected.unsqueeze(1), drafted_with, 0)
+    return residual(weights, drafted_with, out=drafted_with)
+
+
+def residual(target: Tensor, draft: Tensor, out: Tensor) -> Tensor:
+    """Write the weights max(target - draft, 0) to ``out``, which may be ``draft``; all [..., V].
+
+    A share of 2^-100 of the target is left: see the module's constant.
+    """
+    torch.sub(target, draft, out=out)
+    return torch.maximum(out, target * _LEFT_OVER, out=out)
+
+
+def _rows_at(probabilities: Tensor, index: Tensor) -> Tensor:
+    """Return entry ``index[b]`` of each row b of [B, J, V]: a copy [B, V]."""
+    return probabilities[torch.arange(index.shape[0], device=index.device), index]
+
+
+def _without_rejected(
+    weights: Tensor, tokens: Tensor, rejected: Tensor, accepted: Tensor
+) -> Tensor:
+    """Take the rejected token's weight away, in place: the residual of a point mass."""
+    if tokens.shape[1] == 0:
+        return weights
+    at = accepted.clamp(max=tokens.shape[1] - 1).unsqueeze(1)
+    token = tokens.gather(1, at).clamp(0, weights.shape[1] - 1)
+    share = torch.where(rejected.unsqueeze(1), _LEFT_OVER, 1.0).to(weights.dtype)
+    return weights.scatter_(1, token, weights.gather(1, token) * share)
+
+
+def _residuals_by_row(
+    target_probs: Tensor, draft_probs: Tensor, rejected: Tensor, accepted: Tensor
+) -> Tensor:
+    """Read each row where it is: with a large vocabulary, copying the rows costs most."""
+    weights = target_probs.new_empty(target_probs.shape[0], target_probs.shape[2])
+    pairs = zip(rejected.tolist(), accepted.tolist(), strict=True)
+    for row, (was_rejected, at) in enumerate(pairs):
+        if was_rejected:
+            residual(target_probs[row, at], draft_probs[row, at], out=weights[row])
+        else:
+            weights[row] = target_probs[row, at]
+    return weights
+
+
+def full_counts(draft_tokens: Tensor) -> Tensor:
+    """Return [B] times K for drafted tokens [B, K]; zeros where the rank is another."""
+    batch, width = (*draft_tokens.shape, 0, 0)[:2]
+    return torch.full((batch,), width, dtype=torch.int64, device=draft_tokens.device)
+
+
+def check_step(
+    draft_tokens: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    num_draft_tokens: Tensor,
+) -> None:
+    """Refuse what :func:`rejection_sample` says it refuses of these arguments.
+
+    Raises:
+        ArgumentError: names the argument, what was found and what is allowed.
+    """
+    _check_layout(draft_tokens, target_probs, draft_probs, num_draft_tokens)
+    if draft_tokens.device.type == "cpu":
+        _check_values(draft_tokens, target_probs, draft_probs, num_draft_tokens)
+
+
+def _check_layout(
+    draft_tokens: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    num_draft_tokens: Tensor,
+) -> None:
+    """Check what can be known without reading a value."""
+    if draft_tokens.dim() != 2:
+        raise ArgumentError("draft_tokens", f"shape {list(draft_tokens.shape)}", "shape [B, K]")
+    if target_probs.dim() != 3 or target_probs.shape[2] == 0:
+        found = f"shape {list(target_probs.shape)}"
+        raise ArgumentError("target_probs", found, "shape [B, K+1, V] with V >= 1")
+    batch, width = draft_tokens.shape
+    vocabulary = target_probs.shape[2]
+    check_shape("target_probs", target_probs, [batch, width + 1, vocabulary], "[B, K+1, V]")
+    check_shape("num_draft_tokens", num_draft_tokens, [batch], "[B]")
+    probabilities = {"target_probs": target_probs}
+    if draft_probs is not None:
+        check_shape("draft_probs", draft_probs, [batch, width, vocabulary], "[B, K, V]")
+        probabilities["draft_probs"] = draft_probs
+    indices = {"draft_tokens": draft_tokens, "num_draft_tokens": num_draft_tokens}
+    check_indices(indices, draft_tokens.device, "draft_tokens")
+    check_probabilities(probabilities, draft_tokens.device, "draft_tokens")
+    if draft_probs is not None:
+        check_same_dtype("draft_probs", draft_probs, "target_probs", target_probs)
+
+
+def _check_values(
+    draft_tokens: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    num_draft_tokens: Tensor,
+) -> None:
+    width, vocabulary = draft_tokens.shape[1], target_probs.shape[2]
+    check_counts(num_draft_tokens, width)
+    step = torch.arange(width + 1)
+    drafted = step[:width] < num_draft_tokens.unsqueeze(1)
+    allowed = f"token ids 0..V-1 (V = {vocabulary})"
+    check_range("draft_tokens", draft_tokens, allowed, most=vocabulary - 1, used=drafted)
+    check_distributions("target_probs", target_probs, step <= num_draft_tokens.unsqueeze(1))
+    if draft_probs is not None:
+        check_distributions("draft_probs", draft_probs, drafted)
