@@ -2,13 +2,15 @@
 
 A kernel is a function of one argument: a namespace with the operator's arguments by name (see
 ``aclnn_abi/signatures.toml``), tensors as zero-copy CPU views. What it returns is written to the
-operator's written tensors, in order, with a cast; a kernel that writes by itself returns None.
+operator's outputs in order, with a cast, or to the tensors it changes in place where it has no
+outputs; a kernel that writes by itself returns None.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import itertools
 import traceback
 from collections.abc import Callable, Iterator
@@ -83,6 +85,12 @@ def kernel(
     return register
 
 
+def load_kernels() -> dict[str, Implementation]:
+    """Import this package's kernels; all emulated operators by name."""
+    importlib.import_module(f"{__package__}.kernels")
+    return implemented()
+
+
 def implemented() -> dict[str, Implementation]:
     """All emulated operators by name."""
     return dict(_IMPLEMENTATIONS)
@@ -108,6 +116,10 @@ class _Prepared:
     handles: dict[str, int]
     converted: list[_NzCopy]
 
+    @property
+    def operator(self) -> str:
+        return self.implementation.signature.operator
+
     def run(self) -> None:
         with torch.no_grad():
             result = self.implementation.kernel(self.arguments)
@@ -118,7 +130,8 @@ class _Prepared:
 
     def _write(self, results: tuple[Any, ...]) -> None:
         written = self.implementation.signature.written
-        for parameter, value in zip(written, results, strict=True):
+        outputs = [parameter for parameter in written if parameter.role == "output"]
+        for parameter, value in zip(outputs or written, results, strict=True):
             target = getattr(self.arguments, parameter.name)
             if target is None or value is None or not target.numel():
                 continue
@@ -126,6 +139,14 @@ class _Prepared:
                 set_shape(self.handles[parameter.name], value.shape)
                 target = target.flatten()[: value.numel()].view(value.shape)
             target.copy_(value)
+
+
+@attrs.frozen
+class _HostCall:
+    """A call of an operator that has no aclnn form."""
+
+    operator: str
+    run: Callable[[], None]
 
 
 class Dispatcher:
@@ -140,7 +161,9 @@ class Dispatcher:
         self._create_executor = opapi.emulator_create_executor
         self._create_executor.restype = ctypes.c_void_p
         self._create_executor.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]
-        self._calls: dict[int, _Prepared] = {}
+        self._submit_call = opapi.emulator_submit_call
+        self._submit_call.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
+        self._calls: dict[int, _Prepared | _HostCall] = {}
         self._numbers = itertools.count(1)
         self._kept: list[Any] = []
         self.listeners: list[Callable[[Call], None]] = []
@@ -225,9 +248,21 @@ class Dispatcher:
     def run(self, number: int) -> int:
         """Second stage of a prepared call."""
         prepared = self._calls[number]
-        with self._reporting(prepared.implementation.signature.operator) as outcome:
+        with self._reporting(prepared.operator) as outcome:
             prepared.run()
         return int(outcome.code)
+
+    def submit(self, operator: str, function: Callable[[], None], stream: int) -> None:
+        """Run a function on a stream, or record it when the stream is being captured.
+
+        Raises:
+            RuntimeError: The function failed; the text is aclGetRecentErrMsg's.
+        """
+        number = next(self._numbers)
+        self._calls[number] = _HostCall(operator, function)
+        if self._submit_call(number, stream) != 0:
+            self._runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
+            raise RuntimeError((self._runtime.aclGetRecentErrMsg() or b"").decode())
 
     def forget(self, number: int) -> None:
         """The executor of this call has ended."""

@@ -26,7 +26,7 @@ from typing import Any
 FOLDER_VARIABLE = "ASCEND_EMULATOR_LIBRARIES"  # folder of a build, for child processes
 OPTIONS_VARIABLE = "ASCEND_EMULATOR_OPTIONS"  # JSON: devices, memory_bytes, cann, dump
 _ATB_OPERATORS = ("_npu_paged_attention", "_npu_reshape_and_cache")
-_QUEUE_VARIABLE = "TASK_QUEUE_ENABLE"
+QUEUE_VARIABLE = "TASK_QUEUE_ENABLE"
 
 
 class Callbacks(ctypes.Structure):
@@ -42,7 +42,7 @@ def load(folder: Path) -> dict[str, ctypes.CDLL]:
     """Load the libraries of a build for everyone in this process; again is harmless."""
     # With the queue torch_npu calls operators from a thread of its own and reports their errors
     # later, at another call.
-    os.environ[_QUEUE_VARIABLE] = "0"
+    os.environ[QUEUE_VARIABLE] = "0"
     names = json.loads((folder / "manifest.json").read_text())["libraries"]
     return {name: ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL) for name in names}
 

@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -70,10 +70,12 @@ class Emulator:
         if self._dispatcher is None:
             from . import abi, dispatch
 
-            importlib.import_module(f"{__package__}.kernels")
+            dispatch.load_kernels()
             abi.check_layout(self._opapi.emulator_handle_size)
             self._dispatcher = dispatch.Dispatcher(self._runtime, self._opapi)
             self._dispatcher.fill_slots()
+            if "calls" in self.options:
+                self._dispatcher.listeners.append(_Appender(Path(self.options["calls"])))
         return self._dispatcher
 
     def resolve(self, index: int, arguments: bytes | None) -> None:
@@ -121,10 +123,21 @@ class Emulator:
             listeners.remove(listener)
             recording.close()
 
+    def tell(self, call: Call) -> None:
+        """Add a call to what is being recorded."""
+        self._dispatch().tell(call)
+
+    def submit(self, operator: str, function: Callable[[], None], stream: int) -> None:
+        """Run a function as a task of a stream: at once, or when its capture is replayed."""
+        self._dispatch().submit(operator, function, stream)
+
     def set_memory(self, memory_bytes: int) -> None:
         """Change the size of the device memory, e.g. to see what happens when it is full."""
         self.options = {**self.options, "memory_bytes": memory_bytes}
         preload.configure(self._runtime, self._opapi, self.options)
+
+    def __str__(self) -> str:
+        return f"{self.profile.soc_name} on torch_npu {self.manifest['torch_npu']}"
 
     def __enter__(self) -> Emulator:
         return self
@@ -136,6 +149,23 @@ class Emulator:
         trace: TracebackType | None,
     ) -> None:
         return None
+
+
+class _Appender:
+    """Writes each call as a line of JSON; several processes may append to one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, call: Call) -> None:
+        data = {
+            "process": os.getpid(),
+            "operator": call.operator,
+            "arguments": call.described(),
+            "refused": call.refused,
+        }
+        with self._path.open("a") as file:
+            file.write(json.dumps(data, default=str) + "\n")
 
 
 def activate(
@@ -170,17 +200,23 @@ def activate(
     """
     profile = soc.emulated_profile(soc_name)
     built = build(profile, hide=hide)
-    options = {
+    emulator = attach(built.folder, options(profile, devices, memory_bytes, cann, dump))
+    if import_torch_npu:
+        preload.after_import("torch_npu", preload.replace_atb)
+        importlib.import_module("torch_npu")
+    return emulator
+
+
+def options(
+    profile: HardwareProfile, devices: int, memory_bytes: int | None, cann: str, dump: bool
+) -> dict[str, Any]:
+    """What a process sets when it loads the libraries; JSON for child processes."""
+    return {
         "devices": devices,
         "memory_bytes": memory_bytes or soc.memory_bytes(profile),
         "cann": cann,
         "dump": dump,
     }
-    emulator = attach(built.folder, options)
-    if import_torch_npu:
-        preload.after_import("torch_npu", preload.replace_atb)
-        importlib.import_module("torch_npu")
-    return emulator
 
 
 def attach(folder: Path, options: dict[str, Any]) -> Emulator:

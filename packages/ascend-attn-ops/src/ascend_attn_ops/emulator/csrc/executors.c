@@ -27,6 +27,7 @@ void emulator_set_dump(int enabled);
 aclOpExecutor *emulator_create_executor(int op, uint64_t call, uint64_t workspace);
 void *emulator_resolve(int op, const uint64_t *registers, const uint64_t *stack);
 int emulator_second_stage(void *workspace, uint64_t size, aclOpExecutor *executor, void *stream);
+int emulator_submit_call(uint64_t call, void *stream);
 int aclDestroyAclOpExecutor(aclOpExecutor *executor);
 int aclSetAclOpExecutorRepeatable(aclOpExecutor *executor);
 int aclnnInit(const char *path);
@@ -95,6 +96,18 @@ int emulator_second_stage(void *workspace, uint64_t size, aclOpExecutor *executo
     }
     struct emulator_task task = {run, executor->repeatable ? leave : release, executor};
     return emulator_submit(stream, task);
+}
+
+/* For operators that Python serves without a first stage: puts a prepared call on a stream. */
+int emulator_submit_call(uint64_t call, void *stream)
+{
+    aclOpExecutor *executor = malloc(sizeof *executor);
+    if (executor == NULL) {
+        return emulator_refuse(ACLNN_INNER, "the host is out of memory");
+    }
+    *executor = (aclOpExecutor){call, 0, 0, false};
+    emulator_count(COUNT_launches, 1);
+    return emulator_submit(stream, (struct emulator_task){run, release, executor});
 }
 
 int aclDestroyAclOpExecutor(aclOpExecutor *executor)

@@ -23,6 +23,9 @@ int aclDestroyBoolArray(const struct array *array);
 int aclDestroyTensorList(const struct array *array);
 int aclDestroyScalarList(const struct array *array);
 int aclGetViewShape(const aclTensor *tensor, int64_t **dims, uint64_t *rank);
+int aclnnNpuFormatCastCalculateSizeAndFormat(const aclTensor *source, int target_format,
+                                             int additional_dtype, int64_t **dims, uint64_t *rank,
+                                             int *actual_format);
 
 static void *keep(void *handle, enum handle_kind kind)
 {
@@ -189,5 +192,33 @@ int aclGetViewShape(const aclTensor *tensor, int64_t **dims, uint64_t *rank)
         return emulator_refuse(ACLNN_INNER, "the host is out of memory");
     }
     memcpy(*dims, tensor->dims, sizeof **dims * *rank);
+    return ACL_SUCCESS;
+}
+
+/* The storage that aclnnNpuFormatCast will write: its shape and format. */
+int aclnnNpuFormatCastCalculateSizeAndFormat(const aclTensor *source, int target_format,
+                                             UNUSED int additional_dtype, int64_t **dims,
+                                             uint64_t *rank, int *actual_format)
+{
+    bool to_nz = target_format == ACL_FORMAT_FRACTAL_NZ;
+    if (emulator_handle_kind(source) != HANDLE_TENSOR || (to_nz && source->rank < 2)) {
+        return emulator_refuse(ACLNN_INVALID, "format cast: no such tensor, or not a matrix");
+    }
+    int last = source->rank;
+    *rank = (uint64_t)last + (to_nz ? 2 : 0);
+    *dims = malloc(sizeof **dims * (*rank + 1)); /* the caller deletes it */
+    *actual_format = target_format;
+    if (*dims == NULL) {
+        return emulator_refuse(ACLNN_INNER, "the host is out of memory");
+    }
+    memcpy(*dims, source->dims, sizeof **dims * (size_t)last);
+    if (to_nz) {
+        int64_t rows = source->dims[last - 2], columns = source->dims[last - 1];
+        int64_t wide = scalar_size((aclDataType)source->dtype) == 1 ? 32 : 16;
+        (*dims)[last - 2] = (columns + wide - 1) / wide;
+        (*dims)[last - 1] = (rows + 15) / 16;
+        (*dims)[last] = 16;
+        (*dims)[last + 1] = wide;
+    }
     return ACL_SUCCESS;
 }

@@ -4,13 +4,34 @@ Attention operators compute in float64, dense and written apart from this packag
 that a provider that is compared through the emulator is compared with something else.
 """
 
-from . import elementwise, indexing, linear, random_numbers, reductions, sparse_flash_attention
+from . import (
+    cache_ops,
+    elementwise,
+    flash_attention_score,
+    fused_infer_attention_score,
+    indexing,
+    lightning_indexer,
+    linear,
+    merging,
+    mla_prolog,
+    random_numbers,
+    reductions,
+    rotary,
+    sparse_flash_attention,
+)
 
 __all__ = [
+    "cache_ops",
     "elementwise",
+    "flash_attention_score",
+    "fused_infer_attention_score",
     "indexing",
+    "lightning_indexer",
     "linear",
+    "merging",
+    "mla_prolog",
     "random_numbers",
     "reductions",
+    "rotary",
     "sparse_flash_attention",
 ]

@@ -13,10 +13,19 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor.long()
 
 
-kernel("aclnnMatmul", "aclnnMm", "aclnnBatchMatMul")(lambda a: _wide(a.self) @ _wide(a.mat2))
+_PRODUCTS = (
+    "aclnnMatmul",
+    "aclnnMm",
+    "aclnnBatchMatMul",
+    "aclnnMatmulWeightNz",
+    "aclnnBatchMatMulWeightNz",
+)
+kernel(*_PRODUCTS)(lambda a: _wide(a.self) @ _wide(a.mat2))
 kernel("aclnnMv")(lambda a: _wide(a.self) @ _wide(a.vec))
 kernel("aclnnDot")(lambda a: _wide(a.self) @ _wide(a.tensor))
-kernel("aclnnAddmm")(lambda a: a.beta * _wide(a.self) + a.alpha * (_wide(a.mat1) @ _wide(a.mat2)))
+kernel("aclnnAddmm", "aclnnAddmmWeightNz")(
+    lambda a: a.beta * _wide(a.self) + a.alpha * (_wide(a.mat1) @ _wide(a.mat2))
+)
 kernel("aclnnInplaceAddmm")(
     lambda a: a.beta * _wide(a.self_ref) + a.alpha * (_wide(a.mat1) @ _wide(a.mat2))
 )
