@@ -33,14 +33,14 @@ class StepRecord:
     """What a step measured.
 
     Attributes:
-        rows: decoding requests that were verified.
+        rows: decoding requests that took part, whether they were verified or only drafted for.
         k: drafted tokens that were asked for, 0 for a plain step.
-        scored: positions that the target computed for them.
+        scored: positions that the target computed for those that were verified.
         emitted: tokens they emitted.
         tried: drafts that reached each position.
         accepted: how many of them were accepted there.
         draft_seconds: time that ``propose`` took, None where it was not called.
-        waited_seconds: the part of it during which the target did not run.
+        waited_seconds: time during which neither ``score`` nor ``verify`` ran.
         score_seconds: time that ``score`` and ``verify`` took.
         prompts: whether the target also computed parts of prompts.
     """
@@ -97,6 +97,19 @@ class SpeculationPolicy(Protocol):
         """Return the most tokens worth drafting for a request with this rate of acceptance."""
         ...
 
+    def guess_holds(self, k: int, *, accepted: bool) -> float:
+        """Return the chance that a draft made ahead can be used.
+
+        Args:
+            k: drafted tokens that the target verifies meanwhile.
+            accepted: whether all of them are known to be accepted.
+        """
+        ...
+
+    def waits(self, k: int, rows: int) -> bool:
+        """Return whether rows that have drafts had better wait for those that have none."""
+        ...
+
     def observe(self, step: StepRecord) -> None:
         """Learn from a step."""
         ...
@@ -116,10 +129,21 @@ class _Measured:
         self._pipelined = pipelined
         self._acceptance = AcceptanceModel(largest, config.memory)
 
+    def guess_holds(self, k: int, *, accepted: bool) -> float:
+        """Return the chance of the bonus token, and of the k tokens before it."""
+        chances = self._acceptance.chances()[:k]
+        bonus = chances[-1] if chances else 0.0
+        return bonus if accepted else math.prod(chances) * bonus
+
+    def waits(self, k: int, rows: int) -> bool:
+        """Whether rows that have drafts had better wait for those that have none."""
+        waiting, going = self._pipelined_seconds(k, rows, self._acceptance.chances())
+        return waiting <= going
+
     def _learn(self, step: StepRecord) -> None:
         if step.draft_seconds is not None:
             self.costs.draft.observe(step.k, step.draft_seconds)
-        if step.rows and not step.prompts:
+        if step.scored and not step.prompts:
             self.costs.score.observe(step.scored, step.score_seconds)
         self._acceptance.observe(step.tried, step.accepted)
 
@@ -134,10 +158,20 @@ class _Measured:
         draft = self.costs.draft.seconds(k)
         if not self._pipelined:
             return draft + score
-        # The guess made ahead holds when all k and the bonus token are what was drafted.
-        guessed = math.prod(chances[:k]) * chances[k - 1]
-        ahead = max(self.costs.draft.seconds(k + 1), score)
-        return guessed * ahead + (1.0 - guessed) * (draft + score)
+        return min(self._pipelined_seconds(k, rows, chances))
+
+    def _pipelined_seconds(
+        self, k: int, rows: int, chances: Sequence[float]
+    ) -> tuple[float, float]:
+        """Expected time between two scorings of a row: if rows wait for each other, if not.
+
+        A guess holds when all k tokens and the bonus token are what was drafted. Either all rows
+        wait for the drafts of those whose guess failed, or these miss every second step.
+        """
+        score, draft = self.costs.score.seconds(rows * (k + 1)), self.costs.draft.seconds(k)
+        held = math.prod(chances[:k]) * chances[k - 1]
+        going = (2.0 - held) * max(score, self.costs.draft.seconds(k + 1))
+        return score + draft * (1.0 - held**rows), going
 
     def _rates(self, rows: int, chances: Sequence[float]) -> list[float]:
         """Expected tokens per second of one request for k = 0..largest."""
@@ -255,25 +289,28 @@ class AdaptiveK(_Measured):
     def observe(self, step: StepRecord) -> None:
         """Learn from a step and enter it in the ledger."""
         self._learn(step)
-        if not step.rows:
+        if not step.rows or not step.emitted:
             return
-        if step.scored == step.rows and not step.waited_seconds:
-            self._plain_steps += not step.prompts
-            self._since_plain = 0
-        else:
-            self._since_plain += 1
+        drafted = step.draft_seconds is not None or step.scored > step.emitted
+        self._plain_steps += not drafted and not step.prompts
+        self._since_plain = self._since_plain + 1 if drafted else 0
         plain = self._plain(step.rows)
-        extra = self.costs.score.slope * (step.scored - step.rows)
-        if not step.prompts and step.scored > step.rows:
-            extra = step.score_seconds - plain
-        gained = plain * (step.emitted - step.rows) / step.rows
-        self._elapsed += plain * step.emitted / step.rows
-        # Gains pay debts off but are no credit: a good hour must not pay for a bad one.
-        self._debt = max(0.0, self._debt + step.waited_seconds + extra - gained)
+        gained = plain * step.emitted / step.rows
+        self._elapsed += gained
+        if drafted:
+            # Gains pay debts off but are no credit: a good hour must not pay for a bad one.
+            self._debt = max(0.0, self._debt + self._cost(step, plain) - gained)
 
     def report(self, rows: int) -> SpeculationReport:
         """Say what is known, and what would be drafted next."""
         return self._describe(self.choose(rows), max(1, rows))
+
+    def _cost(self, step: StepRecord, plain: float) -> float:
+        """Return the seconds of a step; without those of prompts, which plain steps have too."""
+        if not step.prompts:
+            return step.waited_seconds + step.score_seconds
+        extra = self.costs.score.slope * max(0, step.scored - step.rows)
+        return step.waited_seconds + plain + extra
 
     def _ready(self) -> bool:
         return self._plain_steps >= self._config.warm_up

@@ -108,19 +108,19 @@ class Statistics:
     inter_token: Histogram = attrs.field(factory=lambda: Histogram(INTER_TOKEN_BUCKETS))
     request: Histogram = attrs.field(factory=lambda: Histogram(REQUEST_BUCKETS))
 
-    def row(self, drafted: int, accepted: int) -> None:
-        """Count one verified row."""
+    def verified(self, rows: int, drafted: int, accepted: int) -> None:
+        """Count verified rows that all had as many drafted and as many accepted tokens."""
         if not drafted:
-            self.plain_rows += 1
+            self.plain_rows += rows
             return
-        self.drafts += 1
+        self.drafts += rows
         while len(self.drafted) < drafted:
             self.drafted.append(0)
             self.accepted.append(0)
         for position in range(drafted):
-            self.drafted[position] += 1
+            self.drafted[position] += rows
         for position in range(accepted):
-            self.accepted[position] += 1
+            self.accepted[position] += rows
 
     def ended(self, ending: Ending) -> None:
         """Count the end of a request."""

@@ -187,8 +187,9 @@ class TargetCall(Generic[ScoresT]):
             end = anyio.current_time()
             self.seconds = end - start
             self.statistics.score_seconds += self.seconds
-            drafted = sum(len(row.proposal.tokens) for row in batch)
-            self.trace.add(Lane.SCORE, "score", start, end, batch=len(batch), drafted=drafted)
+            if self.trace.enabled:
+                drafted = sum(len(row.proposal.tokens) for row in batch)
+                self.trace.add(Lane.SCORE, "score", start, end, batch=len(batch), drafted=drafted)
 
     async def verify(
         self, lives: Sequence[Lifetime], batch: Sequence[DraftedSequence], scores: ScoresT

@@ -24,10 +24,12 @@ class Lifetime:
         last_event: engine time of the last tokens, of the submission before them.
         events: what the consumer has not taken yet.
         ending: how it ended, None while it lives.
+        length: verified tokens.
         cached: leading tokens that the target holds state for.
         reserved: positions of target state that the scheduler counts for it.
         generated: tokens emitted.
         proposal: drafted tokens that wait to be verified, None where nothing was drafted yet.
+        asked: tokens that the drafter was asked for when it made the proposal.
         failures: drafts lost to errors and limits.
         plain: whether it goes on without drafts.
         rate: recent share of accepted drafts, for adaptive k.
@@ -36,13 +38,16 @@ class Lifetime:
     __slots__ = (
         "_on_end",
         "_on_room",
+        "_state",
         "_waiter",
+        "asked",
         "cached",
         "ending",
         "events",
         "failures",
         "generated",
         "last_event",
+        "length",
         "limit",
         "name",
         "order",
@@ -75,7 +80,9 @@ class Lifetime:
         self.limit = limit
         self.events: deque[Event] = deque()
         self.ending: Ending | None = None
-        self.cached = self.reserved = self.generated = self.failures = 0
+        self.length = len(origin.buffer)
+        self._state: SequenceState | None = None
+        self.cached = self.reserved = self.generated = self.failures = self.asked = 0
         self.proposal: Proposal | None = None
         self.plain = False
         self.rate = 1.0
@@ -89,11 +96,6 @@ class Lifetime:
         return self.origin.sequence_id
 
     @property
-    def length(self) -> int:
-        """Verified tokens."""
-        return len(self.origin.buffer)
-
-    @property
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.request.max_new_tokens - self.generated
@@ -103,26 +105,34 @@ class Lifetime:
         """Whether its consumer must take events before it may go on."""
         return len(self.events) >= self.limit
 
-    def state(self, length: int | None = None) -> SequenceState:
-        """Return its sequence now, or its first ``length`` tokens."""
-        return SequenceState(self.origin, self.length if length is None else length)
+    def state(self) -> SequenceState:
+        """Return its sequence now."""
+        if self._state is None:
+            self._state = SequenceState(self.origin, self.length)
+        return self._state
 
-    def emit(self, tokens: Sequence[int], drafted: int) -> None:
-        """Add verified tokens, as many as the request still wants; finish it where they end it."""
-        accepted = len(tokens) - 1
-        wanted = tuple(tokens[: self.remaining])
+    def emit(self, tokens: Sequence[int], drafted: int) -> int:
+        """Add verified tokens, as many as the request still wants; finish it where they end it.
+
+        Returns:
+            How many were added.
+        """
+        wanted = tuple(tokens[: self.request.max_new_tokens - self.generated])
         stop = self.request.stop_tokens
-        if stop:
-            first = next((i for i, token in enumerate(wanted) if token in stop), None)
-            if first is not None:
-                wanted = wanted[: first + 1]
+        if stop and not stop.isdisjoint(wanted):
+            first = next(index for index, token in enumerate(wanted) if token in stop)
+            wanted = wanted[: first + 1]
+        count = len(wanted)
         self.origin.buffer.append(wanted)
-        self.generated += len(wanted)
-        self._publish(Tokens(self.name, wanted, drafted, accepted))
-        if stop and wanted[-1] in stop:
+        self.length += count
+        self.generated += count
+        self._state = None
+        self._publish(Tokens(self.name, wanted, drafted, len(tokens) - 1))
+        if wanted[-1] in stop:
             self.end(Finished(self.name, FinishReason.STOP))
-        elif self.remaining == 0:
+        elif self.generated == self.request.max_new_tokens:
             self.end(Finished(self.name, FinishReason.LENGTH))
+        return count
 
     def end(self, ending: Ending) -> bool:
         """End the request; return False where it had ended already. Never waits."""

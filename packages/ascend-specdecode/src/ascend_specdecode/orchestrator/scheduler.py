@@ -117,14 +117,16 @@ class Scheduler:
             k: drafted tokens that are wanted after each decoding request.
         """
         self._admit(k)
-        able = [life for life in self._running.values() if not life.paused and life.ending is None]
-        decoding = [life for life in able if life.length - life.cached == 1]
-        prompts = [life for life in able if life.length - life.cached > 1]
+        decoding: list[Lifetime] = []
+        prompts: list[Lifetime] = []
+        for life in self._running.values():
+            if life.ending is None and not life.paused:
+                (decoding if life.length - life.cached == 1 else prompts).append(life)
         k = self._affordable(k, len(decoding), prompts)
-        rows = [Row(life, life.length, min(k, life.remaining - 1), True) for life in decoding]
-        for row in rows:
-            if row.life.plain:
-                row.k = 0
+        rows = [
+            Row(life, life.length, 0 if life.plain else min(k, life.remaining - 1), True)
+            for life in decoding
+        ]
         if prompts:
             left = self._config.max_num_batched_tokens - sum(row.positions for row in rows)
             rows += self._chunks(prompts, left)
@@ -190,7 +192,10 @@ class Scheduler:
                 row.k = 0
             rows = self._make_room(rows, limit)
         for row in rows:
-            self._reserve(row.life, max(row.life.reserved, row.end + row.k))
+            life, positions = row.life, row.end + row.k
+            if positions > life.reserved:
+                self._used += positions - life.reserved
+                life.reserved = positions
         return rows
 
     def _missing(self, rows: list[Row], limit: int) -> int:

@@ -15,6 +15,7 @@ from ascend_specdecode.orchestrator.calls import DraftCall, TargetCall, Verified
 from ascend_specdecode.orchestrator.lifetime import Lifetime
 from ascend_specdecode.orchestrator.scheduler import Row
 from ascend_specdecode.protocols import NOTHING, DraftedSequence, Proposal, ScoresT
+from ascend_specdecode.sequences import SequenceState
 
 _RATE_WEIGHT = 0.15  # weight of the newest draft in a request's own rate of acceptance
 _RATE_RECOVERY = 0.01  # how fast a request without drafts is given another chance
@@ -22,30 +23,43 @@ _RATE_RECOVERY = 0.01  # how fast a request without drafts is given another chan
 
 @attrs.define(eq=False)
 class _Measured:
-    """What one step adds up for the policy."""
+    """What one step adds up for the policy.
+
+    Attributes:
+        rows: decoding rows, those included that were only drafted for.
+        kinds: verified rows by (k asked for, drafted tokens, accepted tokens).
+        prompts: whether parts of prompts were computed.
+        drafted_k: k of the draft that was measured.
+        draft_seconds: what it took, None where nothing was drafted.
+    """
 
     rows: int = 0
-    scored: int = 0
-    emitted: int = 0
+    kinds: dict[tuple[int, int, int], int] = attrs.field(factory=dict)
     prompts: bool = False
-    tried: list[int] = attrs.field(factory=list)
-    accepted: list[int] = attrs.field(factory=list)
-    waited: float = 0.0
     drafted_k: int = 0
     draft_seconds: float | None = None
 
-    def row(self, asked: int, drafted: int, accepted: int) -> None:
-        """Count a verified row; a drafter that proposed less than asked missed there."""
-        self.rows += 1
-        self.scored += drafted + 1
-        self.emitted += accepted + 1
-        while len(self.tried) < asked:
-            self.tried.append(0)
-            self.accepted.append(0)
-        for position in range(min(accepted + 1, asked)):
-            self.tried[position] += 1
-        for position in range(accepted):
-            self.accepted[position] += 1
+    def record(self, seconds: float, score_seconds: float) -> StepRecord:
+        """Return the sums; a drafter that proposed less than asked missed there."""
+        width = max((asked for asked, _, _ in self.kinds), default=0)
+        tried, hits = [0] * width, [0] * width
+        for (asked, _, accepted), rows in self.kinds.items():
+            for position in range(min(accepted + 1, asked)):
+                tried[position] += rows
+            for position in range(accepted):
+                hits[position] += rows
+        return StepRecord(
+            rows=self.rows,
+            k=self.drafted_k,
+            scored=sum((drafted + 1) * rows for (_, drafted, _), rows in self.kinds.items()),
+            emitted=sum((accepted + 1) * rows for (_, _, accepted), rows in self.kinds.items()),
+            tried=tried,
+            accepted=hits,
+            draft_seconds=self.draft_seconds,
+            waited_seconds=max(0.0, seconds - score_seconds),
+            score_seconds=score_seconds,
+            prompts=self.prompts,
+        )
 
 
 class Stepper(Generic[ScoresT]):
@@ -69,7 +83,8 @@ class Stepper(Generic[ScoresT]):
 
     async def run(self, rows: Sequence[Row]) -> None:
         """Run one step of the rows."""
-        self._measured = _Measured()
+        start = anyio.current_time()
+        self._measured = _Measured(sum(row.whole for row in rows))
         for row in rows:
             row.k = min(row.k, self._policy.row_limit(row.life.rate))
         if self._pipelined:
@@ -77,22 +92,21 @@ class Stepper(Generic[ScoresT]):
         else:
             await self._draft(_without_draft(rows))
             await self._observe(await self._verify(rows))
-        self._report()
+        self._report(anyio.current_time() - start)
 
     async def _draft(self, rows: Sequence[Row]) -> None:
         """Draft for rows while the target waits."""
         if self._drafts is None or not rows:
             return
         lives = [row.life for row in rows]
-        k = max(row.k for row in rows)
+        k = _longest(rows)
         limit = self._policy.draft_limit(k, len(rows))
         states = [life.state() for life in lives]
         proposals = await self._drafts.propose(lives, states, k, limit)
-        for life, proposal in zip(lives, proposals, strict=True):
-            life.proposal = proposal
+        for row, proposal in zip(rows, proposals, strict=True):
+            _keep(row, proposal, k)
         self._measured.drafted_k = k
         self._measured.draft_seconds = self._drafts.seconds
-        self._measured.waited += self._drafts.seconds
 
     async def _run_pipelined(self, rows: Sequence[Row]) -> None:
         fresh = _without_draft(rows)
@@ -100,34 +114,62 @@ class Stepper(Generic[ScoresT]):
         if fresh and self._waits(len(ready), len(fresh), fresh[0].k):
             await self._draft(fresh)
             ready, fresh = list(rows), []
-        beside = _Beside(fresh, [row for row in ready if row.k and row.life.remaining > 1])
+        ahead = [row for row in ready if row.k and row.life.remaining > row.k + 1]
+        if ahead and not self._pays(fresh, len(ahead), _longest(ahead), 0.0):
+            ahead = []
+        beside = _Beside(fresh, ahead)
         if not beside.rows:
             await self._observe(await self._verify(ready))
             return
+        start = anyio.current_time()
         async with anyio.create_task_group() as group:
             group.start_soon(self._draft_beside, beside)
             verified = await self._verify(ready)
-            if not fresh and not any(row.bonus is not None for row in beside.ahead):
-                group.cancel_scope.cancel()  # no guess can come true any more
+            held = sum(row.bonus is not None for row in ahead)
+            spent = anyio.current_time() - start
+            kept = held and self._pays((), len(ahead), _longest(ahead), spent, held)
+            if not fresh and not kept:
+                group.cancel_scope.cancel()  # drafting anew is sooner than waiting for this
         self._settle(beside)
         await self._observe(verified)
 
     def _waits(self, ready: int, fresh: int, k: int) -> bool:
         """Whether rows that have drafts wait for those that have none, instead of going first.
 
-        Waiting costs each ready row one draft; going first costs each other row what scoring takes
-        longer than drafting. The smaller sum of delays wins.
+        Not for long where few others gain by it: waiting costs each ready row one draft, going
+        first costs each of the others one step.
         """
         costs = self._policy.costs
         if not ready or not costs.score.known or not costs.draft.known:
             return True
         draft, score = costs.draft.seconds(k), costs.score.seconds(ready * (k + 1))
-        return ready * draft < fresh * max(score - draft, 0.0)
+        return ready * draft < fresh * max(score, draft) and self._policy.waits(k, ready + fresh)
+
+    def _pays(
+        self, fresh: Sequence[Row], rows: int, k: int, spent: float, held: int | None = None
+    ) -> bool:
+        """Whether drafting ahead saves more time than it costs.
+
+        Where the guess comes true a row saves a draft; the others wait until the call is over,
+        which is later than the target's by ``late`` seconds. Before scoring, the chance is that
+        all drafts and the guess hold; afterwards, for the ``held`` rows, that of the guess alone.
+        """
+        costs = self._policy.costs
+        if fresh or not costs.draft.known or not costs.score.known:
+            return True
+        draft, call = costs.draft.seconds(k), costs.draft.seconds(k + 1)
+        if held is None:
+            late = call - costs.score.seconds(rows * (k + 1))
+            hits = rows * self._policy.guess_holds(k, accepted=False)
+        else:
+            late = call - spent
+            hits = held * self._policy.guess_holds(k, accepted=True)
+        return late <= 0.0 or hits * (draft - late) >= (rows - hits) * late
 
     async def _draft_beside(self, beside: _Beside) -> None:
         """Draft while the target scores: what comes after the drafts, and drafts that are due."""
         assert self._drafts is not None  # noqa: S101 - pipelined needs a drafter
-        k = max(row.k for row in beside.rows)
+        k = beside.k
         ahead = bool(beside.ahead)
         lives = [row.life for row in beside.rows]
         states = [life.state() for life in lives[: len(beside.fresh)]]
@@ -145,12 +187,12 @@ class Stepper(Generic[ScoresT]):
         found = beside.proposals or [NOTHING] * len(beside.rows)
         due = len(beside.fresh)
         for row, proposal in zip(beside.fresh, found[:due], strict=True):
-            row.life.proposal = proposal.first(row.k)
+            _keep(row, proposal, beside.k + bool(beside.ahead))
         for row, proposal in zip(beside.ahead, found[due:], strict=True):
             tokens = proposal.tokens
             held = row.bonus is not None and len(tokens) > 1 and tokens[0] == row.bonus
             if held:
-                row.life.proposal = proposal.part(1, len(tokens))
+                _keep(row, proposal.part(1, len(tokens)), beside.k)
             self._statistics.ahead_used += held
             self._statistics.ahead_discarded += bool(tokens) and not held
 
@@ -161,7 +203,7 @@ class Stepper(Generic[ScoresT]):
             return None
         lives = [row.life for row in rows]
         batch = [
-            DraftedSequence(row.life.state(row.end), _proposal(row), row.life.cached, row.whole)
+            DraftedSequence(_sequence(row), _proposal(row), row.life.cached, row.whole)
             for row in rows
         ]
         scores = await self._target.score(lives, batch)
@@ -187,8 +229,9 @@ class Stepper(Generic[ScoresT]):
             life.cached = row.end
             return
         accepted = len(tokens) - 1
-        self._statistics.row(drafted, accepted)
-        self._measured.row(row.k, drafted, accepted)
+        kind = (min(row.k, life.asked), drafted, accepted)
+        kinds = self._measured.kinds
+        kinds[kind] = kinds.get(kind, 0) + 1
         if life.ending is not None:
             return
         life.proposal = None
@@ -203,32 +246,19 @@ class Stepper(Generic[ScoresT]):
             row.bonus = tokens[-1]
 
     def _emit(self, life: Lifetime, tokens: Sequence[int], drafted: int, now: float) -> None:
-        before = life.generated
-        life.emit(tokens, drafted)
-        count = life.generated - before
+        first = not life.generated
+        count = life.emit(tokens, drafted)
         self._statistics.generation_tokens += count
-        if before:
-            self._statistics.inter_token.observe((now - life.last_event) / count)
-        else:
+        if first:
             self._statistics.first_token.observe(now - life.submitted)
+        else:
+            self._statistics.inter_token.observe((now - life.last_event) / count)
         life.last_event = now
 
-    def _report(self) -> None:
-        found = self._measured
-        self._policy.observe(
-            StepRecord(
-                rows=found.rows,
-                k=found.drafted_k,
-                scored=found.scored,
-                emitted=found.emitted,
-                tried=found.tried,
-                accepted=found.accepted,
-                draft_seconds=found.draft_seconds,
-                waited_seconds=found.waited,
-                score_seconds=self._target.seconds,
-                prompts=found.prompts,
-            )
-        )
+    def _report(self, seconds: float) -> None:
+        for (_, drafted, accepted), rows in self._measured.kinds.items():
+            self._statistics.verified(rows, drafted, accepted)
+        self._policy.observe(self._measured.record(seconds, self._target.seconds))
 
 
 @attrs.define(eq=False)
@@ -243,6 +273,14 @@ class _Beside:
     def rows(self) -> list[Row]:
         return [*self.fresh, *self.ahead]
 
+    @property
+    def k(self) -> int:
+        return _longest(self.rows)
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max(row.k for row in rows)
+
 
 def _without_draft(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if _lacks_draft(row)]
@@ -250,6 +288,17 @@ def _without_draft(rows: Sequence[Row]) -> list[Row]:
 
 def _lacks_draft(row: Row) -> bool:
     return row.k > 0 and row.life.proposal is None
+
+
+def _keep(row: Row, proposal: Proposal, k: int) -> None:
+    """Keep a draft that was asked to have ``k`` tokens, to verify it in this step or the next."""
+    row.life.proposal = proposal
+    row.life.asked = k
+
+
+def _sequence(row: Row) -> SequenceState:
+    state = row.life.state()
+    return state if row.whole else state.at(row.end)
 
 
 def _proposal(row: Row) -> Proposal:

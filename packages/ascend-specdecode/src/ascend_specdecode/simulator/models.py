@@ -17,16 +17,24 @@ from ascend_specdecode.protocols import DraftedSequence, Proposal
 from ascend_specdecode.sequences import SequenceState
 
 VOCABULARY: Final = 997
+_BITS: Final = 2**64 - 1
 _COMPARED: Final = 8  # tokens before the cached length that a call compares with what is held
 
 SimulatedScores: TypeAlias = Sequence[Sequence[int]]
 """For each row the target's own choice after the sequence and each of its drafted tokens."""
 
 
+def _mixed(number: int) -> int:
+    """Return 64 bits that look random (the finaliser of SplitMix64, Steele et al. 2014)."""
+    mixed = (number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & _BITS
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _BITS
+    return mixed ^ (mixed >> 31)
+
+
 def next_token(stream: int, position: int, previous: int) -> int:
     """Return the token at ``position`` of a stream, given the one before it."""
-    mixed = (stream * 1_000_003 + position * 7_919 + previous * 104_729) * 2_654_435_761
-    return (mixed >> 7) % VOCABULARY
+    return _mixed(stream * 1_000_003 + position * 7_919 + previous * 104_729) % VOCABULARY
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:
@@ -60,8 +68,8 @@ class SameChance:
 
 def is_right(seed: int, stream: int, position: int, chance: float) -> bool:
     """Decide whether the draft at a position is right; the same answer whenever it is asked."""
-    mixed = (seed * 69_069 + stream * 40_503 + position * 48_271 + 12_345) * 2_654_435_761
-    return (mixed >> 11) % 100_003 < chance * 100_003
+    mixed = _mixed(_mixed(seed * 69_069 + stream) + position)
+    return mixed < chance * 2**64
 
 
 class FaultPoint(Protocol):
