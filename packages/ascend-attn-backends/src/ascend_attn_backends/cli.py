@@ -14,6 +14,7 @@ from .errors import InvalidFieldError
 from .explain import ExplainedLayer, ModelConfig, ModelConfigError, explain_models
 from .explain.text import as_text
 from .kv_plan_command import add_kv_plan
+from .request import GRAPH_MODES
 
 EXPLAINED, NO_BACKEND, USAGE = 0, 1, 2
 
@@ -22,6 +23,7 @@ examples:
   ascend-attn-backends explain --config models/glm-5 --profile A5
   ascend-attn-backends explain --config models/glm-5 --draft models/glm-5-dflash2 --profile A5 --eager
   ascend-attn-backends explain --config models/qwen3 --profile Ascend910B3 --json
+  ascend-attn-backends explain --config models/qwen3 --profile A2 --training-consistency
 """  # noqa: E501 - a command line is one line
 
 _EXIT_CODES = """\
@@ -52,6 +54,8 @@ def _explain(options: argparse.Namespace) -> int:
         runner=options.runner,
         eager=options.eager,
         draft_flash_attn=options.draft_flash_attn,
+        training_consistency=options.training_consistency,
+        graph_mode=options.graph_mode,
     )
     _print(layers, profile.soc_name, as_json=options.json)
     return EXPLAINED if all(layer.backend for layer in layers) else NO_BACKEND
@@ -94,6 +98,17 @@ def _parser() -> argparse.ArgumentParser:
         choices=("strict", "wide", "off"),
         default="strict",
         help="mode of the draft gate (default: strict)",
+    )
+    add(
+        "--training-consistency",
+        action="store_true",
+        help="attention must be the one that training computes (fa3, by flash-attn-npu)",
+    )
+    add(
+        "--graph-mode",
+        choices=GRAPH_MODES,
+        default="none",
+        help="what the engine captures in graphs, as vLLM names it (default: none)",
     )
     add("--json", action="store_true", help="print JSON")
     explain.set_defaults(run=_explain)

@@ -69,6 +69,8 @@ def explain_models(
     runner: str = "v1",
     eager: bool = False,
     draft_flash_attn: str = "strict",
+    training_consistency: bool = False,
+    graph_mode: str = "none",
 ) -> list[ExplainedLayer]:
     """Every kind of layer and its backend: target, indexer, draft.
 
@@ -79,6 +81,8 @@ def explain_models(
         runner: Model runner of the engine, ``"v1"`` or ``"v2"``.
         eager: Whether the draft runs eager.
         draft_flash_attn: Mode of the draft gate.
+        training_consistency: Whether attention must be the one that training computes.
+        graph_mode: What the engine captures in graphs; see :class:`BackendRequest`.
 
     Raises:
         ModelConfigError: A configuration lacks a fact.
@@ -88,6 +92,8 @@ def explain_models(
         "runner": runner,
         "draft_eager": eager,
         "draft_flash_attn": draft_flash_attn,
+        "training_consistency": training_consistency,
+        "graph_mode": graph_mode,
         "target_model_type": target.model_type,
         "draft_architecture": None if draft is None else draft.architecture,
     }
