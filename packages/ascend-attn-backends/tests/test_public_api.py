@@ -3,6 +3,18 @@ from __future__ import annotations
 import ascend_attn_backends
 
 EXPORTS = [
+    "CacheGroup",
+    "CaptureSizes",
+    "CapturedStep",
+    "DecodeBuffers",
+    "FusedInferAttentionGraphParam",
+    "GraphParam",
+    "GraphParamSets",
+    "GraphParams",
+    "GraphTasks",
+    "HostGraph",
+    "PagedAttentionGraphParam",
+    "copy_into",
     "AscendAttentionDCPBackend",
     "AscendAttentionDCPImpl",
     "AscendAttentionDCPMetadata",

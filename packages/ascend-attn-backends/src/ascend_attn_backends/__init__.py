@@ -98,6 +98,19 @@ from .errors import (
     TransferWindowError,
 )
 from .fa3 import AscendFABackend, AscendFAImpl, AscendFAMetadata, AscendFAMetadataBuilder
+from .graph_params import (
+    CacheGroup,
+    CapturedStep,
+    CaptureSizes,
+    DecodeBuffers,
+    FusedInferAttentionGraphParam,
+    GraphParam,
+    GraphParams,
+    GraphParamSets,
+    GraphTasks,
+    HostGraph,
+    PagedAttentionGraphParam,
+)
 from .indexer import (
     AscendSFAIndexerBackend,
     AscendSFAIndexerImpl,
@@ -164,7 +177,7 @@ from .standard import (
     AttentionLaunch,
 )
 from .starts import repair_starts
-from .transfer import copy_to_device
+from .transfer import copy_into, copy_to_device
 from .transfer_window import TransferListener, attention_transfer_window, transfer_listener
 
 __all__ = [
@@ -244,6 +257,9 @@ __all__ = [
     "BackendRequest",
     "BatchSplit",
     "CacheBytesPerToken",
+    "CacheGroup",
+    "CaptureSizes",
+    "CapturedStep",
     "CompressedStep",
     "CompressorRows",
     "CompressorStateShape",
@@ -252,6 +268,7 @@ __all__ = [
     "DCPGroup",
     "DCPImplMixin",
     "DCPMetadataBuilderMixin",
+    "DecodeBuffers",
     "DraftStep",
     "DsaAttnKvPlan",
     "DsaCacheGroup",
@@ -261,7 +278,13 @@ __all__ = [
     "DsaKvPlanOptions",
     "DsaModelShape",
     "DsaTables",
+    "FusedInferAttentionGraphParam",
     "GateTerm",
+    "GraphParam",
+    "GraphParamSets",
+    "GraphParams",
+    "GraphTasks",
+    "HostGraph",
     "HostKvStore",
     "IndexGroup",
     "IndexRope",
@@ -275,6 +298,7 @@ __all__ = [
     "OffloadCounters",
     "PCPImplMixin",
     "PCPMetadataBuilderMixin",
+    "PagedAttentionGraphParam",
     "PagedCacheShape",
     "PagedStep",
     "PagedStepBuilder",
@@ -301,6 +325,7 @@ __all__ = [
     "attention_transfer_window",
     "attention_view",
     "cache_bytes_per_token",
+    "copy_into",
     "copy_to_device",
     "draft_step",
     "element_offsets",

@@ -1,8 +1,10 @@
-"""Copies from the host to a device that no later write to the host buffer can change."""
+"""Copies that no later write to the source can change, and that never convert."""
 
 from __future__ import annotations
 
 import torch
+
+from .errors import InvalidFieldError
 
 
 def copy_to_device(host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
@@ -27,3 +29,28 @@ def copy_to_device(host: torch.Tensor, device: torch.device | str) -> torch.Tens
     return torch.empty(host.shape, dtype=host.dtype, device=device).copy_(
         snapshot, non_blocking=True
     )
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Write ``source`` into ``target`` in place, without a conversion.
+
+    A copy that converts between dtypes on its way to a device is not asynchronous: the host waits
+    for it in every step. So the dtypes must be equal; convert once, where the tensor is made.
+
+    Args:
+        target: Buffer that is written; its address stays.
+        source: Same shape and dtype. From host memory to a device a private snapshot is copied, as
+            :func:`copy_to_device` does.
+
+    Raises:
+        InvalidFieldError: Shape or dtype differ.
+    """
+    if (source.dtype, source.shape) != (target.dtype, target.shape):
+        raise InvalidFieldError(
+            "source",
+            f"{source.dtype} {list(source.shape)}",
+            f"{target.dtype} {list(target.shape)}, as the buffer it is copied into",
+        )
+    if source.device != target.device and source.device.type == "cpu":
+        source = copy_to_device(source, target.device)
+    target.copy_(source, non_blocking=True)
