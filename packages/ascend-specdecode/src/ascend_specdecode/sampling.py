@@ -46,7 +46,8 @@ class LogitsSampler:
             logits: [B, K+1, V] float; left unchanged.
 
         Returns:
-            [B, K+1, V] float32 probabilities; a greedy row has all its mass on one token.
+            [B, K+1, V] float32 probabilities; a greedy row has all its mass on one token. NaN
+            where no token is possible: every logit is -inf, or one is NaN or +inf.
 
         Raises:
             ArgumentError: the logits have another shape, or a biased token is not below V.
@@ -62,7 +63,8 @@ class LogitsSampler:
         greedy = [index for index, one in enumerate(parameters) if one.greedy]
         if greedy:
             best = adjusted[greedy].argmax(dim=-1, keepdim=True)
-            shaped[greedy] = torch.zeros_like(shaped[greedy]).scatter_(-1, best, 1.0)
+            certain = torch.zeros_like(shaped[greedy]).scatter_(-1, best, 1.0)
+            shaped[greedy] = certain.masked_fill_(shaped[greedy].isnan(), torch.nan)
         return shaped
 
     @torch.no_grad()
@@ -74,13 +76,14 @@ class LogitsSampler:
             logits: [B, K+1, V] float; left unchanged.
 
         Returns:
-            [B, K+1] int64; -1 where no token is possible (every logit -inf) or a logit is NaN.
+            [B, K+1] int64; -1 where no token is possible: every logit is -inf, or one is NaN or
+            +inf.
 
         Raises:
             ArgumentError: as :meth:`probabilities`.
         """
         best, token = self.adjusted(batch, logits).max(dim=-1)
-        return torch.where(best.isnan() | (best == -torch.inf), -1, token)
+        return torch.where(best.isfinite(), token, -1)
 
     def adjusted(self, batch: Sequence[DraftedSequence], logits: Tensor) -> Tensor:
         """Return the logits [B, K+1, V] after bias and penalties; ``logits`` where none applies.
@@ -130,7 +133,7 @@ def apply_logit_bias(logits: Tensor, biases: Sequence[Mapping[int, float]]) -> T
             continue
         if max(bias) >= vocabulary:
             allowed = f"token ids below V = {vocabulary}"
-            raise ArgumentError(f"logit_bias of row {row}", max(bias), allowed)
+            raise ArgumentError("logit_bias", f"token {max(bias)}", allowed)
         tokens = torch.tensor(list(bias), device=logits.device)
         logits[row, :, tokens] += logits.new_tensor(list(bias.values()))
     return logits
