@@ -183,8 +183,8 @@ def apply_top_p(logits: Tensor, top_p: Sequence[float]) -> Tensor:
     """Set to -inf the least likely tokens that together have at most 1 - p.
 
     The rest is the smallest set of most likely tokens with a probability of p or more; at least
-    one token stays. Of equally likely tokens at the border those with the lowest ids go, as in
-    vLLM and transformers on a CPU.
+    one token stays. Of equally likely tokens at the border those with the lowest ids go (vLLM and
+    transformers leave that to a sort that is not stable).
 
     Args:
         logits: [B, J, V] float.
