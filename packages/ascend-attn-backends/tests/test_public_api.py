@@ -3,6 +3,15 @@ from __future__ import annotations
 import ascend_attn_backends
 
 EXPORTS = [
+    "DraftVocabulary",
+    "sanitized_input_ids",
+    "shift_left",
+    "agreed_step_count",
+    "config_unchanged",
+    "draft_option_refusals",
+    "ConfigChangedError",
+    "CacheContent",
+    "blocks_per_rank",
     "CacheGroup",
     "CaptureSizes",
     "CapturedStep",

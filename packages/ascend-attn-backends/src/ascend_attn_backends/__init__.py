@@ -71,6 +71,8 @@ from .draft_flash import (
     keep_accepted,
 )
 from .draft_gate import GateTerm, judge_draft_gate
+from .draft_inputs import DraftVocabulary, sanitized_input_ids, shift_left
+from .draft_options import agreed_step_count, config_unchanged, draft_option_refusals
 from .dsa import (
     NULL_STATE_BLOCK,
     AscendDSABackend,
@@ -92,6 +94,7 @@ from .dsa import (
 from .errors import (
     AttentionBackendError,
     AttentionBatchError,
+    ConfigChangedError,
     InvalidFieldError,
     NoBackendError,
     PlanMismatchError,
@@ -125,8 +128,10 @@ from .indexer import (
 )
 from .kv_layout import (
     PAD_SLOT,
+    CacheContent,
     PagedCacheShape,
     attention_view,
+    blocks_per_rank,
     element_offsets,
     num_blocks_for,
     scatter_view,
@@ -257,6 +262,7 @@ __all__ = [
     "BackendRequest",
     "BatchSplit",
     "CacheBytesPerToken",
+    "CacheContent",
     "CacheGroup",
     "CaptureSizes",
     "CapturedStep",
@@ -264,12 +270,14 @@ __all__ = [
     "CompressorRows",
     "CompressorStateShape",
     "CompressorWeights",
+    "ConfigChangedError",
     "ContextShard",
     "DCPGroup",
     "DCPImplMixin",
     "DCPMetadataBuilderMixin",
     "DecodeBuffers",
     "DraftStep",
+    "DraftVocabulary",
     "DsaAttnKvPlan",
     "DsaCacheGroup",
     "DsaCacheShape",
@@ -322,11 +330,15 @@ __all__ = [
     "TransferListener",
     "TransferWindowError",
     "Verdict",
+    "agreed_step_count",
     "attention_transfer_window",
     "attention_view",
+    "blocks_per_rank",
     "cache_bytes_per_token",
+    "config_unchanged",
     "copy_into",
     "copy_to_device",
+    "draft_option_refusals",
     "draft_step",
     "element_offsets",
     "get_attn_backend_cls",
@@ -346,10 +358,12 @@ __all__ = [
     "require_fitting_plan",
     "rotate_index_rows",
     "run_ranks",
+    "sanitized_input_ids",
     "scatter_view",
     "segment_batch",
     "select_backend",
     "sharded_batch",
+    "shift_left",
     "slots_for_positions",
     "transfer_listener",
 ]

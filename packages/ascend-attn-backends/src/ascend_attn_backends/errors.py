@@ -50,6 +50,23 @@ class PlanMismatchError(AttentionBackendError, ValueError):
         super().__init__(f"the plan belongs to another flash_attn call:\n{reasons}")
 
 
+class ConfigChangedError(AttentionBackendError, RuntimeError):
+    """A configuration that was to stay as it is has been edited.
+
+    Attributes:
+        path: Place of the first change.
+        before: Its value before.
+        after: Its value after.
+    """
+
+    def __init__(self, path: str, before: object, after: object) -> None:
+        self.path, self.before, self.after = path, before, after
+        super().__init__(
+            f"{path}: found {after!r}; allowed: {before!r}, as before; "
+            "edit a copy, the original is shared"
+        )
+
+
 class TransferWindowError(AttentionBackendError, RuntimeError):
     """An attention transfer window was opened inside another one."""
 

@@ -10,6 +10,8 @@ page stride passes 2**31 in pools of a few GB.
 
 from __future__ import annotations
 
+import enum
+
 import attrs
 import torch
 
@@ -61,6 +63,39 @@ class PagedCacheShape:
             device=device,
         )
         return memory.transpose(1, 2)
+
+
+class CacheContent(enum.Enum):
+    """What the blocks of a cache hold."""
+
+    TOKENS = "tokens"
+    """Rows per token: keys and values, latents, index keys. Ranks share a request's tokens."""
+
+    STATE = "state"
+    """One state per request: Mamba and linear attention. A state is never divided."""
+
+
+def blocks_per_rank(num_blocks: int, content: CacheContent, context_parallel_size: int) -> int:
+    """Blocks of a pool or of a block row that one rank holds under context parallelism.
+
+    Only blocks of tokens are shared between ranks. Each rank keeps every state block, so that a
+    state's block id is good on each of them.
+
+    Args:
+        num_blocks: Blocks without context parallelism.
+        content: What they hold.
+        context_parallel_size: Ranks that share one request's tokens.
+
+    Raises:
+        InvalidFieldError: A count is out of range.
+    """
+    if num_blocks < 0:
+        raise InvalidFieldError("num_blocks", num_blocks, "at least 0")
+    if context_parallel_size < 1:
+        raise InvalidFieldError("context_parallel_size", context_parallel_size, "at least 1")
+    if content is CacheContent.STATE:
+        return num_blocks
+    return -(-num_blocks // context_parallel_size)
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
