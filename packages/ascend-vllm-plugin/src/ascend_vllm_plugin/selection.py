@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 ADAPTERS: Mapping[str, str] = {
     "standard": "ascend_vllm_plugin.adapters.standard.StandardBackend",
     "mla": "ascend_vllm_plugin.adapters.mla.MLABackend",
+    "mla_dcp": "ascend_vllm_plugin.adapters.mla.MLADcpBackend",
+    "mla_pcp": "ascend_vllm_plugin.adapters.mla.MLAPcpBackend",
     "sfa": "ascend_vllm_plugin.adapters.sfa.SFABackend",
+    "sfa_dcp": "ascend_vllm_plugin.adapters.sfa.SFADcpBackend",
+    "sfa_pcp": "ascend_vllm_plugin.adapters.sfa.SFAPcpBackend",
     "draft_flash": "ascend_vllm_plugin.adapters.draft_flash.DraftFlashBackend",
 }
 """Backend of ascend-attn-backends -> its adapter to vLLM's interface."""

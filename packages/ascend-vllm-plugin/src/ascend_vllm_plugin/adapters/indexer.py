@@ -8,14 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_dcp_group
 from vllm.forward_context import get_forward_context
+from vllm.v1.attention.ops.pcp import maybe_gather_indexer_k
 
 from ascend_attn_backends import (
     AscendSFAIndexerBackend,
-    AscendSFAIndexerImpl,
-    AscendSFAIndexerMetadata,
-    AscendSFAIndexerMetadataBuilder,
+    AscendSFAIndexerDCPImpl,
+    AscendSFAIndexerDCPMetadata,
+    AscendSFAIndexerDCPMetadataBuilder,
     AttentionBatch,
+    TorchDCPGroup,
 )
 from ascend_vllm_plugin.adapters.latent import (
     LatentBackend,
@@ -43,13 +47,19 @@ class IndexerBackend(LatentBackend):
         """Per-step part."""
         return IndexerMetadataBuilder
 
+    @classmethod
+    def supports_pcp(cls) -> bool:
+        """The index rows of all ranks are gathered."""
+        return True
+
 
 class IndexerMetadataBuilder(LatentMetadataBuilder):
     """Metadata of the indexer."""
 
-    def build_step(self, batch: AttentionBatch) -> AscendSFAIndexerMetadata:
-        """Our metadata of a step."""
-        builder = AscendSFAIndexerMetadataBuilder(block_size=self.kv_cache_spec.block_size)
+    def build_step(self, batch: AttentionBatch) -> AscendSFAIndexerDCPMetadata:
+        """Our metadata of a step, over this rank's index rows."""
+        block_size = self.kv_cache_spec.block_size
+        builder = AscendSFAIndexerDCPMetadataBuilder(block_size=block_size, shard=self.shard())
         return builder.build(batch)
 
 
@@ -72,7 +82,11 @@ class KeyChooser:
         if refusals:
             raise LayerRefusedError(AscendSFAIndexerBackend.name, refusals)
         self.cache_name = cache_name
-        self.layer = AscendSFAIndexerImpl(num_heads, top_k, index_size)
+        parallel = get_current_vllm_config().parallel_config
+        self.spreads_prompts = parallel.prefill_context_parallel_size > 1
+        shares_keys = parallel.decode_context_parallel_size > 1
+        ranks = TorchDCPGroup(get_dcp_group().device_group) if shares_keys else None
+        self.layer = AscendSFAIndexerDCPImpl(num_heads, top_k, ranks, index_size)
 
     def choose(
         self,
@@ -97,7 +111,10 @@ class KeyChooser:
         if metadata is None:
             return
         step, cache = metadata.step, index_cache[:, None]
-        self.layer.write_kv(key, cache, step.slot_mapping)
+        rows, slots = maybe_gather_indexer_k(
+            key, metadata.slot_mapping, metadata.num_decode_tokens, self.spreads_prompts
+        )
+        self.layer.write_kv(rows, cache, slots[: rows.shape[0]])
         chosen[: step.num_tokens] = self.layer.forward(query, weights, cache, step)[:, 0]
 
     def _metadata(self) -> LatentMetadata | None:

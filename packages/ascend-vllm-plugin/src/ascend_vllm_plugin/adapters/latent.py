@@ -3,7 +3,9 @@
 vLLM's MLA layer absorbs the queries, writes the cache through `do_kv_cache_update` and hands
 tokens to `forward_mqa` (decode) or `forward_mha` (prefill). The backends of ascend-attn-backends
 compute prefill, chunks, decode and verification of drafts in one absorbed call, so the metadata
-here calls every token a decode and all of them come to `forward_mqa`.
+here calls every token a decode and all of them come to `forward_mqa`. Under prefill context
+parallelism vLLM must know which tokens each rank has alone; there the metadata tells prompts from
+decodes, and the layer says that it has no path of its own for prompts.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl, AttentionBatch
+from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl, AttentionBatch, ContextShard
 from ascend_attn_backends import AttentionBackend as BackendClass
+from ascend_attn_ops import PartialAttention
 from ascend_vllm_plugin.adapters.batch import attention_batch, drafts_in_flight
-from ascend_vllm_plugin.adapters.layer import layer_request, unknown_arguments
+from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
 from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
@@ -46,6 +49,8 @@ class LatentMetadata:
         num_prefills: the other requests.
         query_start_loc: [num_reqs + 1] int32, first token of each request.
         seq_lens: [num_reqs] int32, keys of each request.
+        slot_mapping: cache slots of the tokens that this rank writes; under prefill context
+            parallelism those of all ranks, one rank after the other.
         prefill: always None; there is no path of its own for prompts.
     """
 
@@ -56,6 +61,7 @@ class LatentMetadata:
     num_prefills: int
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
+    slot_mapping: torch.Tensor
     prefill: None = None
 
     @property
@@ -98,10 +104,21 @@ class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._drafts_in_flight = drafts_in_flight(vllm_config)
+        self._spreads_prompts = vllm_config.parallel_config.prefill_context_parallel_size > 1
 
     def build_step(self, batch: AttentionBatch) -> Any:
         """Our metadata of a step."""
         raise NotImplementedError
+
+    def shard(self) -> ContextShard:
+        """This rank's share of the keys under decode context parallelism."""
+        from vllm.distributed import get_dcp_group
+
+        parallel = self.vllm_config.parallel_config
+        size = parallel.decode_context_parallel_size
+        rank = get_dcp_group().rank_in_group if size > 1 else 0
+        interleave = parallel.cp_kv_cache_interleave_size
+        return ContextShard(rank=rank, size=size, interleave=interleave)
 
     def build(
         self,
@@ -112,15 +129,29 @@ class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
         """Metadata of one step, built once and read by all layers."""
         common = common_attn_metadata
         batch = attention_batch(common, drafts_in_flight=self._drafts_in_flight)
+        decodes, decode_tokens = self._decodes(common)
         return LatentMetadata(
             step=self.build_step(batch),
             num_actual_tokens=common.num_actual_tokens,
-            num_decodes=common.num_reqs,
-            num_decode_tokens=common.num_actual_tokens,
-            num_prefills=0,
+            num_decodes=decodes,
+            num_decode_tokens=decode_tokens,
+            num_prefills=common.num_reqs - decodes,
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
+            slot_mapping=common.slot_mapping,
         )
+
+    def _decodes(self, common: CommonAttentionMetadata) -> tuple[int, int]:
+        """Requests that count as decodes, and their tokens.
+
+        Under prefill context parallelism: the requests that every rank has whole. vLLM puts them
+        first; how many tokens a request has says nothing about it.
+        """
+        prefilling = common.is_prefilling
+        if not self._spreads_prompts or prefilling is None or not prefilling.any():
+            return common.num_reqs, common.num_actual_tokens
+        first = int(prefilling.int().argmax())
+        return first, int(common.query_start_loc_cpu[first])
 
 
 class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  # vLLM never reads it
@@ -130,12 +161,16 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
         backend: the backend of ascend-attn-backends that takes or refuses the layer.
         layer_class: what computes the layer.
         layer: that, for this layer.
+        use_sparse: whether an indexer chooses the keys. `is_sparse` is vLLM's word for a layer
+            without a path of its own for prompts.
 
     Raises:
         LayerRefusedError: the layer has something that the backend does not compute.
     """
 
     supports_dense_mha_prefill = False
+    supports_pcp = False
+    use_sparse: ClassVar[bool] = False
     backend: ClassVar[type[BackendClass]]
     layer_class: ClassVar[type[AscendMLAImpl] | type[AscendSFAImpl]]
     layer: AscendMLAImpl | AscendSFAImpl
@@ -166,7 +201,7 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
         self.latent_size, self.rope_size = kv_lora_rank, qk_rope_head_dim
         request = layer_request(
             use_mla=True,
-            use_sparse=self.is_sparse,
+            use_sparse=self.use_sparse,
             head_size=head_size,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -176,14 +211,18 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
             logits_soft_cap=logits_soft_cap or None,
             attn_type=str(getattr(attn_type, "value", attn_type)),
             has_sinks=sinks is not None,
-            context_parallel_size=self.dcp_world_size,
+            context_parallel_size=self.dcp_world_size * self.pcp_world_size,
+            prefill_context_parallel_size=self.pcp_world_size,
         )
         refusals = self.backend.refusals(request, simulated_profile())
         further = {name: value for name, value in projections.items() if name not in _OF_VLLM}
         refusals += unknown_arguments(self.backend.name, kv_sharing_target_layer_name, further)
+        if self.dcp_world_size > 1 and request.runner != "v2":
+            refusals.append(refusal(self.backend.name, "runner", request.runner, _V2))
         if refusals:
             raise LayerRefusedError(self.backend.name, refusals)
-        self.layer = self.layer_class(num_heads, scale, kv_lora_rank, qk_rope_head_dim)
+        heads = num_heads * self.dcp_world_size  # vLLM gathers those of all ranks
+        self.layer = self.layer_class(heads, scale, kv_lora_rank, qk_rope_head_dim)
 
     def do_kv_cache_update(
         self,
@@ -208,6 +247,12 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
         rows = kv_cache[:, None]
         return rows[..., : self.latent_size], rows[..., self.latent_size :]
 
+    def padded(self, part: PartialAttention, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Latents [rows, N, 512] and lse [rows, N]; rows of padding are 0 and -inf."""
+        missing = rows - part.lse.shape[0]
+        out = torch.nn.functional.pad(part.out, (0, 0, 0, 0, 0, missing))
+        return out, torch.nn.functional.pad(part.lse, (0, 0, 0, missing), value=float("-inf"))
+
     def split_query(
         self, query: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,6 +262,8 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
         latent, rope = query.split([self.latent_size, self.rope_size], dim=-1)
         return latent, rope
 
+
+_V2 = "v2 (VLLM_USE_V2_MODEL_RUNNER=1): on a CPU the v1 runner does not spread keys over ranks"
 
 _OF_VLLM = frozenset(
     {

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from ascend_attn_backends import (
     AscendSFABackend,
+    AscendSFADCPBackend,
+    AscendSFADCPMetadata,
+    AscendSFADCPMetadataBuilder,
     AscendSFAImpl,
     AscendSFAMetadata,
     AscendSFAMetadataBuilder,
+    AscendSFAPCPBackend,
     AttentionBatch,
+    local_choice,
 )
+from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_vllm_plugin.adapters.latent import (
     LatentBackend,
     LatentImpl,
@@ -33,7 +39,7 @@ class SFABackend(LatentBackend):
         return SFAImpl
 
     @staticmethod
-    def get_builder_cls() -> type[SFAMetadataBuilder]:
+    def get_builder_cls() -> type[LatentMetadataBuilder]:
         """Per-step part."""
         return SFAMetadataBuilder
 
@@ -60,7 +66,8 @@ class SFAImpl(LatentImpl):
     """
 
     is_sparse = True
-    backend = AscendSFABackend
+    use_sparse = True
+    backend: ClassVar[type[BackendClass]] = AscendSFABackend
     layer_class = AscendSFAImpl
     layer: AscendSFAImpl
 
@@ -93,3 +100,68 @@ class SFAImpl(LatentImpl):
         caches = self.split_cache(kv_c_and_k_pe_cache)
         chosen, output = self.topk_indices[: nope.shape[0]], nope.new_empty(nope.shape)
         return self.layer.forward(nope, rope, *caches, chosen, attn_metadata.step, output), None
+
+
+class SFADcpBackend(SFABackend):
+    """The sparse latent backend where ranks share the keys of every request."""
+
+    @staticmethod
+    def get_impl_cls() -> type[SFADcpImpl]:
+        """Per-layer part."""
+        return SFADcpImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[LatentMetadataBuilder]:
+        """Per-step part."""
+        return SFADcpMetadataBuilder
+
+
+class SFADcpMetadataBuilder(LatentMetadataBuilder):
+    """Metadata over this rank's keys."""
+
+    def build_step(self, batch: AttentionBatch) -> AscendSFADCPMetadata:
+        """Our metadata of a step on this rank."""
+        block_size = self.kv_cache_spec.block_size
+        return AscendSFADCPMetadataBuilder(block_size=block_size, shard=self.shard()).build(batch)
+
+
+class SFADcpImpl(SFAImpl):
+    """Translates the calls of an MLA layer with an indexer whose keys ranks share."""
+
+    backend = AscendSFADCPBackend
+    supports_dcp = True
+    can_return_lse_for_decode = True
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: LatentMetadata,
+        layer: AttentionLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of the heads of all ranks over the chosen keys that this one has.
+
+        Returns:
+            Latents [T, N, 512] and natural-log lse [T, N]; 0 and -inf where there are no keys.
+        """
+        nope, rope = self.split_query(q)
+        caches, step = self.split_cache(kv_c_and_k_pe_cache), attn_metadata.step
+        chosen = local_choice(self.topk_indices[: nope.shape[0]], step.dcp.shard)
+        part = self.layer.forward_partial(nope, rope, *caches, chosen, step)
+        return self.padded(part, nope.shape[0])
+
+
+class SFAPcpBackend(SFABackend):
+    """The sparse latent backend where ranks share the tokens of prompts; see `MLAPcpBackend`."""
+
+    @staticmethod
+    def get_impl_cls() -> type[SFAPcpImpl]:
+        """Per-layer part."""
+        return SFAPcpImpl
+
+
+class SFAPcpImpl(SFAImpl):
+    """Translates the calls of an MLA layer with an indexer whose prompts ranks share."""
+
+    backend = AscendSFAPCPBackend
+    supports_pcp = True

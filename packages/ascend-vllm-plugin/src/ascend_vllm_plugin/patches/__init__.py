@@ -63,6 +63,11 @@ PATCHES = (
         versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
+        name="dcp_merge",
+        reason="merging under decode context parallelism needs Triton kernels that are compiled",
+        versions=SpecifierSet(">=0.30,<0.31"),
+    ),
+    Patch(
         name="dflash2_on_v1",
         reason="the V1 model runner refuses DFlash2 drafts: it does not select their candidates",
         versions=SpecifierSet(">=0.30,<0.31"),

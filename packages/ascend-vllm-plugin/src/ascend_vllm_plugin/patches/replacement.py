@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any
 
 
-def replace_name(module: ModuleType, ours: type, name: str) -> None:
-    """Have a module of vLLM use `ours` where it says `name`; for classes without a hook."""
+def replace_name(module: ModuleType, ours: object, name: str) -> None:
+    """Have a module of vLLM use `ours` where it says `name`; for what has no hook."""
     setattr(module, name, ours)
 
 
