@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers", reason="the test extra installs transformers")
 
 from dsa_hugging_face import KINDS, Model, run
+from half_precision import assert_vendor_close
 from latent_schedules import SCHEDULES, Chunk, schedules
 
 from ascend_attn_backends import AscendDSAMetadata
@@ -21,6 +22,7 @@ from ascend_attn_ops import sanitize
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 WINDOW_ONLY, SPARSE, HEAVY = range(3)
 MODEL = Model.random()
+HALF = Model.random(index_topk=64).half(torch.bfloat16)
 
 
 def compare(
@@ -50,6 +52,19 @@ def test_verification_of_k_drafts(k: int, kept: int) -> None:
 def test_any_schedule(schedule: list[list[Chunk]], block_size: int, seed: int) -> None:
     with sanitize():
         compare(schedule, seed, block_size=block_size)
+
+
+@given(schedules(), st.sampled_from([16, 128]), st.integers(0, 99))
+def test_any_schedule_in_half_precision(
+    schedule: list[list[Chunk]], block_size: int, seed: int
+) -> None:
+    """Attention results of float32 modules on bfloat16 numbers, to the vendor's tolerance.
+
+    All compressed keys are chosen: scores of near equals may change places in half precision.
+    """
+    results = zip(*run(HALF, schedule, seed, block_size=block_size), strict=True)
+    for found, expected in results:
+        assert_vendor_close(found, expected, torch.bfloat16)
 
 
 def test_groups_of_128_tokens() -> None:

@@ -45,7 +45,7 @@ def tiny_shape(model: Model = MODEL) -> DsaModelShape:
         num_heads=4,
         window=model.config.sliding_window,
         key_size=KEY,
-        index_heads=4,
+        index_heads=model.config.index_n_heads,
         index_size=model.config.index_head_dim,
         dtype=torch.float32,
     )

@@ -49,7 +49,7 @@ class AscendDSABackend:
         """
         refusals = unmet_demands(cls.name, request)
         refusals += plain_cache_refusals(cls.name, request)
-        refusals += _compression_refusals(request)
+        refusals += _compression_refusals(cls.name, request)
         if refusals:
             return refusals
         return operator_refusals(
@@ -69,7 +69,8 @@ class AscendDSAIndexerBackend:
     @classmethod
     def refusals(cls, request: BackendRequest, profile: HardwareProfile) -> list[Refusal]:
         """Every reason why the indexer does not take the request; empty when it does."""
-        refusals = plain_cache_refusals(cls.name, request) + _compression_refusals(request)
+        refusals = plain_cache_refusals(cls.name, request)
+        refusals += _compression_refusals(cls.name, request)
         if refusals:
             return refusals
         calls = {
@@ -86,18 +87,17 @@ def _compression(request: BackendRequest) -> DsaCompression | None:
     return DsaCompression(request.compress_ratio, request.compressed_top_k)
 
 
-def _compression_refusals(request: BackendRequest) -> list[Refusal]:
-    if request.compress_ratio > 1 or request.compressed_top_k is None:
+def _compression_refusals(name: str, request: BackendRequest) -> list[Refusal]:
+    """A refusal when the choice of keys and the keys do not go together."""
+    found, allowed = str(request.compressed_top_k), None
+    if request.compress_ratio == 1 and request.compressed_top_k is not None:
+        allowed = "None where compress_ratio is 1: there are no keys to choose from"
+    if name == AscendDSAIndexerBackend.name and request.compressed_top_k is None:
+        allowed = "a number of keys: a layer without one has no indexer"
+    if allowed is None:
         return []
-    return [
-        Refusal(
-            rule="dsa.compressed_top_k",
-            parameter="compressed_top_k",
-            found=str(request.compressed_top_k),
-            allowed="None where compress_ratio is 1: there are no keys to choose from",
-            source="transformers models/deepseek_v4/configuration_deepseek_v4.py: layer_types",
-        )
-    ]
+    source = "transformers models/deepseek_v4/configuration_deepseek_v4.py: layer_types, index_topk"
+    return [Refusal(f"{name}.compressed_top_k", "compressed_top_k", found, allowed, source)]
 
 
 def _kernel_block(request: BackendRequest) -> int:

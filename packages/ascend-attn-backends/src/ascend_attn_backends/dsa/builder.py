@@ -61,7 +61,7 @@ class AscendDSAMetadataBuilder(PagedStepBuilder):
         if (tables is None) != (self.compression is None):
             allowed = "None for the window alone" if self.compression is None else "DsaTables"
             raise InvalidFieldError("tables", type(tables).__name__, allowed)
-        step = PagedStep(**self.fields(batch))
+        step = self._step(batch, tables)
         compressed = self._compressed(batch, step, tables)
         starts = torch.cat([torch.zeros_like(step.query_ends[:1]), step.query_ends])
         return AscendDSAMetadata(
@@ -72,6 +72,17 @@ class AscendDSAMetadataBuilder(PagedStepBuilder):
             plan=self._plan(step, starts, compressed),
         )
 
+    def _step(self, batch: AttentionBatch, tables: DsaTables | None) -> PagedStep:
+        """The step over the window; no length is more than what every table can address."""
+        step = PagedStep(**self.fields(batch))
+        if self.compression is None or tables is None:
+            return step
+        ratio, size = self.compression.ratio, self.compressed_block_size
+        tables.check(batch, ratio, size, self.state_block_size)
+        keys = tables.compressed.shape[1] * size
+        room = min(keys * ratio + ratio - 1, tables.state.shape[1] * self.state_block_size)
+        return attrs.evolve(step, seq_lens=step.seq_lens.clamp(max=room))
+
     def _compressed(
         self, batch: AttentionBatch, step: PagedStep, tables: DsaTables | None
     ) -> CompressedStep | None:
@@ -79,15 +90,13 @@ class AscendDSAMetadataBuilder(PagedStepBuilder):
         if compression is None or tables is None or step.is_empty:
             return None
         ratio = compression.ratio
-        tables.check(batch, ratio, size, self.state_block_size)
         table = tables.compressed[: step.num_reqs].clone()
         repeated = repeated_tokens(batch, compression, self.num_spec_tokens)
-        lens = torch.div(step.seq_lens, ratio, rounding_mode="floor")
         return CompressedStep(
             compression=compression,
             block_size=size,
             block_table=table,
-            key_lens=lens.clamp(max=table.shape[1] * size),
+            key_lens=torch.div(step.seq_lens, ratio, rounding_mode="floor"),
             residual_lens=step.seq_lens.remainder(ratio),
             compressor=compressor_rows(step, tables, compression, size, repeated),
             index=index_rows(step, ratio, table, size) if compression.overlap else None,

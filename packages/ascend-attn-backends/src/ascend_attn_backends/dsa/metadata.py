@@ -24,7 +24,8 @@ class CompressorRows:
         repeated_tokens: ``[R]`` int64 tokens that are given once more, or None without any.
         key_positions: ``[num_keys]`` int64 position of the first token of each key's group: the
             rows of the rotary table that the compressor takes. 0 where there is no key.
-        key_slots: ``[num_keys]`` int64 slot of each key; -1 where there is none or it is dropped.
+        key_slots: ``[num_keys]`` int64 slot of each key; -1 where there is none or it is dropped,
+            and for keys whose last token has no slot either.
     """
 
     starts: torch.Tensor

@@ -31,6 +31,29 @@ class DsaTables:
     compressed: torch.Tensor
     state: torch.Tensor
 
+    @classmethod
+    def cleared(
+        cls,
+        num_rows: int,
+        max_blocks: int,
+        max_state_blocks: int,
+        device: torch.device | str = "cpu",
+    ) -> DsaTables:
+        """Tables for warm-up and idle runs, beside :meth:`AttentionBatch.dummy`.
+
+        Nothing is written: keys of tokens without a slot have none, and no token has a state.
+
+        Args:
+            num_rows: Requests.
+            max_blocks: Columns of the table of compressed keys.
+            max_state_blocks: Columns of the table of states.
+            device: Where the tables live.
+        """
+        widths = (max_blocks, max_state_blocks)
+        tables = (torch.zeros(num_rows, n, dtype=torch.int32, device=device) for n in widths)
+        compressed, state = tables
+        return cls(compressed=compressed, state=state)
+
     def check(self, batch: AttentionBatch, ratio: int, block_size: int, state_size: int) -> None:
         """Compare the tables with a batch; values on the device are not read.
 
@@ -123,19 +146,16 @@ def compressor_rows(
     ends = step.query_ends
     starts = torch.cat([torch.zeros_like(ends[:1]), ends])
     first = (step.seq_lens - starts.diff()).clamp(min=0)
-    state, tokens, extra = tables.state[: step.num_reqs].clone(), None, 0
+    state, tokens = tables.state[: step.num_reqs].clone(), None
     if repeated is not None:
         tokens = copy_to_device(repeated.tokens, ends.device)
         rows = copy_to_device(repeated.requests, ends.device)
-        extra = len(repeated.tokens)
         first = torch.cat([first, (first[rows] + tokens - starts[rows]).int()])
-        behind = torch.arange(step.num_tokens + 1, step.num_tokens + 1 + extra, device=ends.device)
+        behind = step.num_tokens + 1 + torch.arange(len(tokens), device=ends.device)
         starts = torch.cat([starts, behind.to(starts.dtype)])
         state = torch.cat([state, state[rows]])
-    total, ratio = step.num_tokens + extra, compression.ratio
-    count = min(total, total // ratio + step.num_reqs + extra)
     positions, slots = _keys(
-        first, starts.diff(), ratio, count, tables.compressed[: step.num_reqs], block_size
+        starts, first, compression.ratio, step, tables.compressed[: step.num_reqs], block_size
     )
     return CompressorRows(
         starts=starts,
@@ -148,25 +168,32 @@ def compressor_rows(
 
 
 def _keys(
+    starts: torch.Tensor,
     first: torch.Tensor,
-    lens: torch.Tensor,
     ratio: int,
-    count: int,
+    step: PagedStep,
     table: torch.Tensor,
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Position and slot of each of ``count`` packed keys; rows behind the table's have no slot."""
+    """Position and slot of each packed key of the call's rows.
+
+    Keys of repeated tokens, which stand behind the requests, have no slot, and neither has a key
+    whose last token is not written into the window: padding, and idle runs.
+    """
+    rows = len(first)
+    total = step.num_tokens + rows - step.num_reqs
+    number = torch.arange(min(total, total // ratio + rows), device=first.device)
     before = _divided(first, ratio)
-    ends = (_divided(first + lens, ratio) - before).cumsum(0)
-    number = torch.arange(count, device=first.device)
-    row = torch.searchsorted(ends, number, right=True).clamp(max=len(ends) - 1)
+    ends = (_divided(first + starts.diff(), ratio) - before).cumsum(0)
+    row = torch.searchsorted(ends, number, right=True).clamp(max=rows - 1)
     group = (before - torch.cat([torch.zeros_like(ends[:1]), ends[:-1]]))[row] + number
-    column = _divided(group, block_size).clamp(max=table.shape[1] - 1)
-    block = table[row.clamp(max=table.shape[0] - 1), column].long()
-    fits = group < table.shape[1] * block_size
-    exists = number < ends[-1]
+    last = starts[row] + (group + 1) * ratio - 1 - first[row]
+    kept = step.slot_mapping[last.clamp(0, step.num_tokens - 1)] >= 0
+    column = _divided(group, block_size)
+    block = table[row.clamp(max=step.num_reqs - 1), column.clamp(max=table.shape[1] - 1)].long()
     slots = block * block_size + group.remainder(block_size)
-    written = exists & fits & (row < table.shape[0])
+    exists = number < ends[-1]
+    written = exists & kept & (column < table.shape[1]) & (row < step.num_reqs)
     return (group * ratio).where(exists, 0), slots.where(written, PAD_SLOT)
 
 
