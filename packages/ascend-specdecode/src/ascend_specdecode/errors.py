@@ -58,3 +58,13 @@ class QueueFullError(SpecDecodeError):
 
 class ProtocolError(SpecDecodeError):
     """A drafter, target or verifier returned what its protocol does not allow."""
+
+
+class MissingExtraError(SpecDecodeError, ImportError):
+    """A feature needs an optional package that is not installed."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs {package}, which is not installed: "
+            f"pip install 'ascend-specdecode[{extra}]'"
+        )

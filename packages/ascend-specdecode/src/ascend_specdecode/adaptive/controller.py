@@ -256,19 +256,8 @@ class AdaptiveK(_Measured):
 
     def choose(self, rows: int) -> int:
         """Return k for the next step."""
-        if not self.largest or not self._ready():
-            return 0
-        rows = max(1, rows)
-        chances = self._acceptance.chances()
-        if not self.costs.draft.known:
-            return 1
-        rates = self._rates(rows, chances)
-        best = max(range(len(rates)), key=rates.__getitem__)
-        # A position is worth scoring if it adds more tokens than the batch makes in that time.
-        self._marginal = rows * rates[best] * self.costs.score.slope
-        if best and self._since_plain < _STEPS_WITHOUT_PLAIN:
-            return best if self._debt <= self._budget(rows) else 0
-        return 0 if best else self._probe(rows, chances)
+        k, self._marginal = self._best(max(1, rows))
+        return k
 
     def draft_limit(self, k: int, rows: int) -> float | None:
         """Return what may still be lost; a draft that takes longer is given up."""
@@ -303,7 +292,22 @@ class AdaptiveK(_Measured):
 
     def report(self, rows: int) -> SpeculationReport:
         """Say what is known, and what would be drafted next."""
-        return self._describe(self.choose(rows), max(1, rows))
+        rows = max(1, rows)
+        return self._describe(self._best(rows)[0], rows)
+
+    def _best(self, rows: int) -> tuple[int, float]:
+        """Return k, and the tokens that a scored position must add to be worth its time."""
+        if not self.largest or self._plain_steps < self._config.warm_up:
+            return 0, 0.0
+        if not self.costs.draft.known:
+            return 1, 0.0
+        chances = self._acceptance.chances()
+        rates = self._rates(rows, chances)
+        best = max(range(len(rates)), key=rates.__getitem__)
+        if not best:
+            return self._probe(rows, chances), 0.0
+        lost = self._debt > self._budget(rows) or self._since_plain >= _STEPS_WITHOUT_PLAIN
+        return 0 if lost else best, rows * rates[best] * self.costs.score.slope
 
     def _cost(self, step: StepRecord, plain: float) -> float:
         """Return the seconds of a step; without those of prompts, which plain steps have too."""
@@ -311,9 +315,6 @@ class AdaptiveK(_Measured):
             return step.waited_seconds + step.score_seconds
         extra = self.costs.score.slope * max(0, step.scored - step.rows)
         return step.waited_seconds + plain + extra
-
-    def _ready(self) -> bool:
-        return self._plain_steps >= self._config.warm_up
 
     def _budget(self, rows: int) -> float:
         return _START_ALLOWANCE * self._plain(rows) + self._config.loss_limit * self._elapsed

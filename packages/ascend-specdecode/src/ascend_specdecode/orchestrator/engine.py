@@ -156,7 +156,8 @@ class DraftVerify(Generic[ScoresT]):
                 self._end_all()
                 self._release_ended()
                 self._state = "is closed"
-        return swallowed
+        # Only the group's own cancellation may be swallowed, not what the caller's block raised.
+        return swallowed if seen is not None else None
 
     def generate(self, request: Request) -> Generation:
         """Return the events of a request; iterating it submits the request.

@@ -29,6 +29,11 @@ class Generation:
         return self._life is not None
 
     @property
+    def pending(self) -> int:
+        """Events that the engine has made and the consumer has not taken."""
+        return len(self._life.events) if self._life is not None else 0
+
+    @property
     def ending(self) -> Ending | None:
         """How the request ended; None while it has not."""
         return self._life.ending if self._life is not None else None

@@ -80,12 +80,25 @@ class FaultPoint(Protocol):
         ...
 
 
+class SpinError(BaseException):
+    """A caller calls without end; not an error that an engine may handle."""
+
+
 @attrs.define(eq=False)
 class Watched:
-    """What a model notices about its callers."""
+    """What a model notices about its callers.
+
+    Attributes:
+        name: of the model.
+        violations: where it is written down.
+        most_calls: after so many the caller is taken to spin; None for no limit.
+        busy: calls that are running.
+        calls: calls so far.
+    """
 
     name: str
     violations: list[str]
+    most_calls: int | None = None
     busy: int = 0
     calls: int = 0
 
@@ -93,8 +106,11 @@ class Watched:
         """A call begins."""
         if self.busy:
             self.violations.append(f"{self.name}: called while a call was running")
-        self.busy += 1
         self.calls += 1
+        if self.most_calls is not None and self.calls > self.most_calls:
+            self.violations.append(f"{self.name}: called more than {self.most_calls} times")
+            raise SpinError(self.name)
+        self.busy += 1
 
     def leave(self) -> None:
         """A call ends."""

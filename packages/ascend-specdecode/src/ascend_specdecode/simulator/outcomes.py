@@ -20,7 +20,7 @@ from ascend_specdecode.requests import (
     Tokens,
 )
 from ascend_specdecode.simulator.models import continuation
-from ascend_specdecode.simulator.scenario import Consumer
+from ascend_specdecode.simulator.scenario import Closing, Consumer
 
 
 @attrs.define(eq=False)
@@ -32,6 +32,7 @@ class Outcome:
         events: what arrived.
         asked: whether the request was submitted.
         refused: why the engine did not take it.
+        pending: events left in its queue when the consumer was done.
         left: whether the consumer stopped listening by itself.
         swept: whether it was cancelled together with the engine's block.
     """
@@ -39,6 +40,7 @@ class Outcome:
     consumer: Consumer
     events: list[Event] = attrs.field(factory=list)
     asked: bool = False
+    pending: int = 0
     refused: Exception | None = None
     left: bool = False
     swept: bool = False
@@ -66,11 +68,13 @@ class Facts:
 
     Attributes:
         config: the engine's settings.
+        closing: how the engine's block was left.
         blamed: streams for which an error or a hang was injected, by reason of failure.
         counted: endings in the engine's statistics, by (kind, reason).
     """
 
     config: EngineConfig
+    closing: Closing
     blamed: Mapping[FailReason, Collection[int]]
     counted: Counter[tuple[str, str]]
 
@@ -121,13 +125,22 @@ def _ending(outcome: Outcome, facts: Facts) -> Iterator[str]:
         return
     if len(endings) > 1 or (endings and outcome.events[-1] is not endings[0]):
         yield f"endings {endings} in {len(outcome.events)} events"
+    if endings and outcome.pending:
+        yield f"{outcome.pending} events follow the ending"
     if not endings and not outcome.left and not outcome.swept:
         yield "listened to the end and got no ending"
     for ending in endings:
-        if isinstance(ending, Cancelled) and ending.reason is CancelReason.CONSUMER:
-            yield "was told that its consumer cancelled it"
+        if isinstance(ending, Cancelled):
+            yield from _cancellation(ending, facts)
         if isinstance(ending, Failed):
             yield from _failure(outcome, ending, facts)
+
+
+def _cancellation(ending: Cancelled, facts: Facts) -> Iterator[str]:
+    if ending.reason is CancelReason.CONSUMER:
+        yield "was told that its consumer cancelled it"
+    elif facts.closing is Closing.DRAIN:
+        yield "was told that the engine closed, which it did not"
 
 
 def _failure(outcome: Outcome, ending: Failed, facts: Facts) -> Iterator[str]:

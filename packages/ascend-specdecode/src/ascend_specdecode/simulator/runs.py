@@ -23,12 +23,15 @@ from ascend_specdecode.simulator.models import (
     SimulatedScores,
     SimulatedTarget,
     SimulatedVerifier,
+    SpinError,
 )
 from ascend_specdecode.simulator.outcomes import Facts, Outcome, violations
 from ascend_specdecode.simulator.scenario import Closing, Interest, Scenario, scenario
 
 HANGS_AFTER: Final = 100 * LONG
 """Virtual seconds after which a run counts as hung; every injected delay is over long before."""
+
+_MOST_CALLS: Final = 2_000  # of a model in one run; the longest good runs need about a hundred
 
 MakeEngine: TypeAlias = Callable[
     [SimulatedTarget, SimulatedDrafter, EngineConfig, SimulatedVerifier],
@@ -97,10 +100,14 @@ class _Run:
             before=point("drafter"),
             observing=point("drafter, observing"),
         )
+        self.target.watched.most_calls = self.drafter.watched.most_calls = _MOST_CALLS
         verifier = SimulatedVerifier(point("verifier"))
         self.engine = make(self.target, self.drafter, plan.config, verifier)
 
     async def main(self) -> None:
+        self._say(f"settings: {self.plan.config}")
+        for consumer in self.plan.consumers:
+            self._say(f"consumer: {consumer}")
         start = anyio.current_time()
         try:
             with anyio.fail_after(HANGS_AFTER):
@@ -111,7 +118,9 @@ class _Run:
 
     def found(self) -> tuple[str, ...]:
         """Everything that did not hold."""
-        facts = Facts(self.plan.config, self._blamed(), self.engine.statistics.endings)
+        facts = Facts(
+            self.plan.config, self.plan.closing, self._blamed(), self.engine.statistics.endings
+        )
         models = (*self.target.violations, *self.drafter.violations)
         return (*self.violations, *dict.fromkeys(models), *violations(self.outcomes, facts))
 
@@ -132,6 +141,8 @@ class _Run:
         async with anyio.create_task_group() as outside:
             with anyio.CancelScope() as scope, contextlib.suppress(_AbortError):
                 await self._use_engine(outside, scope)
+                if self.plan.closing is Closing.ERROR:
+                    self.violations.append("the engine's block swallowed an exception")
             self._check_closed()
 
     async def _use_engine(self, outside: TaskGroup, scope: anyio.CancelScope) -> None:
@@ -168,8 +179,9 @@ class _Run:
         except _AbortError:
             outcome.left, outcome.swept = True, False
         finally:
-            outcome.asked = generation.submitted
-            self._say(f"{outcome.name}: {outcome.refused or 'left' if outcome.left else 'done'}")
+            outcome.asked, outcome.pending = generation.submitted, generation.pending
+            verdict = outcome.refused or ("left" if outcome.left else "done")
+            self._say(f"{outcome.name}: {verdict}")
 
     async def _listen(self, generation: Generation, outcome: Outcome) -> None:
         interest, patience = outcome.consumer.interest, outcome.consumer.patience
@@ -239,7 +251,7 @@ def run(
         found = one.found()
     except DeadlockError as error:
         found = (f"hung: {error}",)
-    except Exception as error:  # noqa: BLE001 - whatever escapes an engine is a finding
-        found = (f"{type(error).__name__} escaped: {error}",)
+    except (Exception, BaseExceptionGroup, SpinError) as error:  # noqa: BLE001 - it is a finding
+        found = (*one.found(), f"{type(error).__name__} escaped: {error}")
     endings = {"/".join(key): count for key, count in one.engine.statistics.endings.items()}
     return RunResult(seed, backend, found, endings, one.faults.count, one.seconds, tuple(one.log))

@@ -100,7 +100,7 @@ def _config(draw: random.Random) -> EngineConfig:
         when_full=draw.choice(list(WhenFull)),
         max_queued_events=draw.choice((1, 2, 64)),
         draft_time_limit=draw.choice((None, *_LIMITS)),
-        score_time_limit=draw.choice((None, *_LIMITS)),
+        score_time_limit=draw.choice((None,) * 7 + _LIMITS),
         draft_failure_limit=draw.randint(1, 3),
         aging=draw.choice((None, 1.0, 10.0)),
         drain_time_limit=draw.choice((3.0, 50.0)),
@@ -120,7 +120,7 @@ def _consumer(draw: random.Random, number: int, config: EngineConfig) -> Consume
         max_new_tokens=wanted,
         stop_tokens=stops,
         priority=draw.randint(-1, 1),
-        time_limit=draw.choice((None, None, None, *_LIMITS)),
+        time_limit=draw.choice((None,) * 7 + _LIMITS),
         name=f"request-{number}",
     )
     weights = (6, 2, 1, 1, 2)
@@ -136,6 +136,6 @@ def _rates(draw: random.Random) -> FaultRates:
     return FaultRates(
         delay=draw.choice((0.0, 0.2)),
         reorder=draw.choice((0.0, 0.3)),
-        error=draw.choice((0.0, 0.05, 0.2)),
-        hang=draw.choice((0.0, 0.02)),
+        error=draw.choice((0.0, 0.02, 0.1)),
+        hang=draw.choice((0.0, 0.01)),
     )
