@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ascend_specdecode.arguments import check_integer
 from ascend_specdecode.errors import ArgumentError
 
 TokenSequence: TypeAlias = Sequence[int] | NDArray[np.integer] | torch.Tensor
@@ -58,7 +59,7 @@ def find_ngram(tokens: TokenSequence, min_n: int, max_n: int) -> NgramMatch | No
         ArgumentError: a length is out of range, or ``tokens`` is not a 1-D integer sequence of
             ids >= 0 in host memory.
     """
-    _check_lengths(min_n, max_n)
+    check_lengths(min_n, max_n)
     return _find(_as_context(tokens), min_n, max_n)
 
 
@@ -80,8 +81,8 @@ def propose_ngram(tokens: TokenSequence, min_n: int, max_n: int, k: int) -> list
     Raises:
         ArgumentError: as :func:`find_ngram`, or ``k`` is negative.
     """
-    _check_lengths(min_n, max_n)
-    _check_integer("k", k, least=0)
+    check_lengths(min_n, max_n)
+    check_integer("k", k, least=0)
     context = _as_context(tokens)
     match = _find(context, min_n, max_n)
     if match is None:
@@ -107,8 +108,8 @@ class NgramDrafter:
     k: int
 
     def __attrs_post_init__(self) -> None:
-        _check_lengths(self.min_n, self.max_n)
-        _check_integer("k", self.k, least=0)
+        check_lengths(self.min_n, self.max_n)
+        check_integer("k", self.k, least=0)
 
     def propose(self, tokens: TokenSequence) -> list[int]:
         """Propose up to ``k`` tokens after the context ``tokens`` [L]; see :func:`propose_ngram`.
@@ -154,13 +155,13 @@ def _as_context(tokens: TokenSequence) -> NDArray[np.integer]:
     return context
 
 
-def _check_lengths(min_n: int, max_n: int) -> None:
-    _check_integer("min_n", min_n, least=1)
-    _check_integer("max_n", max_n, least=1)
+def check_lengths(min_n: int, max_n: int) -> None:
+    """Refuse lengths of n-grams that are not 1 <= min_n <= max_n.
+
+    Raises:
+        ArgumentError: names the length, what was found and what is allowed.
+    """
+    check_integer("min_n", min_n, least=1)
+    check_integer("max_n", max_n, least=1)
     if max_n < min_n:
         raise ArgumentError("max_n", max_n, f"at least min_n ({min_n})")
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(name, repr(value), f"an integer >= {least}")
