@@ -9,18 +9,22 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ascend_hwprofile import HwProfileError
-from ascend_specdecode import simulate_command
+from ascend_specdecode import report_command, run_command, simulate_command
 from ascend_specdecode.errors import SpecDecodeError
 
 DONE, FOUND, USAGE = 0, 1, 2
 
 COMMANDS: Final[Sequence[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None]]] = (
+    run_command.add,
     simulate_command.add,
+    report_command.add,
 )
 """What adds each command."""
 
 _EXAMPLES = """\
 examples:
+  ascend-specdecode run MODEL_DIR --drafter ngram --trace run.json
+  ascend-specdecode report run.json --out report
   ascend-specdecode simulate --runs 1000               faults and cancellations in virtual time
   ascend-specdecode simulate --seed 17 --replay        what happened in one run
   ascend-specdecode simulate --speed --profile A5 --acceptance 0.8

@@ -8,6 +8,7 @@ from typing import Any
 import anyio.to_thread
 import torch
 
+from ascend_specdecode.hf.caches import SequenceCaches
 from ascend_specdecode.hf.rows import TokenRows
 from ascend_specdecode.protocols import DraftedSequence, Scores
 
@@ -25,12 +26,12 @@ class CachedTarget:
     def __init__(self, model: Any, *, hidden_states: bool = False) -> None:
         self._model = model.eval()
         self._hidden_states = hidden_states
-        self._caches: dict[int, Any] = {}
+        self._caches = SequenceCaches(model.config)
 
     @property
     def sequences(self) -> frozenset[int]:
         """Sequences that hold a cache."""
-        return frozenset(self._caches)
+        return self._caches.sequences
 
     async def score(self, batch: Sequence[DraftedSequence]) -> Scores:
         """Score the batch in a worker thread; see :class:`ascend_specdecode.Target`."""
@@ -61,11 +62,7 @@ class CachedTarget:
     def _one(
         self, row: DraftedSequence, tokens: torch.Tensor, positions: torch.Tensor, scored: int
     ) -> Any:
-        sequence_id = row.sequence.sequence_id
-        cache = self._caches.get(sequence_id)
-        if cache is None:
-            cache = self._caches[sequence_id] = self._new_cache()
-        self._crop(cache, row.cached_length)
+        cache = self._caches.at(row.sequence.sequence_id, row.cached_length)
         return self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -75,22 +72,10 @@ class CachedTarget:
             output_hidden_states=self._hidden_states,
         )
 
-    def _new_cache(self) -> Any:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self._model.config)
-
-    def _crop(self, cache: Any, length: int) -> None:
-        surplus = cache.get_seq_length() - length
-        if surplus > 0:
-            cache.crop(-surplus)
-
     def roll_back(self, sequence_id: int, length: int) -> None:
         """Keep the first ``length`` tokens of a sequence."""
-        cache = self._caches.get(sequence_id)
-        if cache is not None:
-            self._crop(cache, length)
+        self._caches.crop(sequence_id, length)
 
     def free(self, sequence_id: int) -> None:
         """Drop the cache of a sequence, known or not."""
-        self._caches.pop(sequence_id, None)
+        self._caches.free(sequence_id)

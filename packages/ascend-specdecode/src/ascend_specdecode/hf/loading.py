@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from ascend_specdecode.errors import ArgumentError
 from ascend_specdecode.hf.cached_target import CachedTarget
 from ascend_specdecode.hf.paged_target import PagedTarget
+from ascend_specdecode.hf.quiet import quiet_loading
 
 
 @attrs.frozen(eq=False)
@@ -35,6 +37,28 @@ class LoadedModel:
             return frozenset()
         return frozenset([found] if isinstance(found, int) else found)
 
+    def encode(self, text: str, *, chat: bool = False) -> list[int]:
+        """Token ids of a text, or of a chat that it starts.
+
+        Raises:
+            ArgumentError: the text has no token, or ``chat`` and there is no chat template.
+        """
+        if chat and not self.tokenizer.chat_template:
+            raise ArgumentError("chat", f"{self.folder} without a chat template", "a chat model")
+        if chat:
+            text = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            )
+        tokens: list[int] = self.tokenizer(text, add_special_tokens=not chat)["input_ids"]
+        if not tokens:
+            raise ArgumentError("prompt", repr(text), "a text of at least 1 token")
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
     """Load model and tokenizer from a local folder; nothing is downloaded.
@@ -47,9 +71,10 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> Loaded
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise ArgumentError("folder", f"{path} without config.json", "a Hugging Face model folder")
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, attn_implementation="eager", local_files_only=True
-    )
+    with quiet_loading():
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="eager", local_files_only=True
+        )
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     return LoadedModel(path, model.eval(), tokenizer)
 

@@ -9,8 +9,6 @@ checkpoint.
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from torch import nn
 
 from ascend_specdecode.errors import ArgumentError
+from ascend_specdecode.hf.quiet import quiet_loading
 
 _OWN = {  # what an MTP layer has beside its decoder layer: name in the checkpoint, module here
     "enorm.weight": "enorm",
@@ -105,27 +104,14 @@ def load_mtp_layer(folder: str | Path, dtype: torch.dtype = torch.float32) -> Mt
     data = config.to_dict() | {"num_hidden_layers": layers + 1}
     for name in ("indexer_types", "layer_types", "mlp_layer_types"):
         data[name] = [*data[name], data[name][-1]]
-    model = _quietly(
-        lambda: GlmMoeDsaForCausalLM.from_pretrained(
+    with quiet_loading():
+        model = GlmMoeDsaForCausalLM.from_pretrained(
             folder, config=GlmMoeDsaConfig.from_dict(data), dtype=dtype
         )
-    )
     mtp = MtpLayer(config).to(dtype)
     mtp.layer.load_state_dict(model.model.layers[layers].state_dict())
     _copy_own_weights(mtp, folder, f"model.layers.{layers}.")
     return mtp.eval()
-
-
-def _quietly(load: Callable[[], Any]) -> Any:
-    """Load without the report that lists enorm and the like as unexpected."""
-    from transformers.utils import logging as transformers_logging
-
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(logging.ERROR)
-    try:
-        return load()
-    finally:
-        transformers_logging.set_verbosity(verbosity)
 
 
 def _copy_own_weights(mtp: MtpLayer, folder: Path, prefix: str) -> None:

@@ -56,7 +56,7 @@ def timeline(events: Sequence[Mapping[str, Any]]) -> bytes:
         axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=_COLOURS[lane])
     axes.set_yticks(range(len(_LANES)), [lane.value for lane in _LANES])
     axes.set(xlabel=f"milliseconds, first {len(scores)} target calls")
-    axes.invert_yaxis()
+    axes.set_ylim(len(_LANES) - 0.5, -0.5)
     return _png(figure)
 
 
