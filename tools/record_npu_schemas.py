@@ -27,16 +27,19 @@ LIBRARIES = ("lib/libtorch_npu.so", "lib/libop_plugin_atb.so")
 
 
 def function_names() -> set[str]:
-    """Vendor functions of all ``torch_npu`` providers, from our samples' calls."""
+    """Vendor functions of all ``torch_npu`` providers, from our samples' calls.
+
+    Those of ATB (``_npu_...``) are left out: its library does not hold their signatures as text.
+    """
     import ascend_attn_ops as ops
 
     names = set()
     for op in ops.all_operators():
         build = op.npu_calls.get("torch_npu")
         if build is not None:
-            sample = next(sample for sample in op.samples() if not sample.rules)
-            names.add(build(ops.from_data(op.record, sample.data)).function)
-    return names
+            legal = (sample for sample in op.samples() if not sample.rules)
+            names |= {build(ops.from_data(op.record, sample.data)).function for sample in legal}
+    return {name for name in names if not name.startswith("_npu_")}
 
 
 def schemas(folder: Path, names: set[str]) -> dict[str, str]:
@@ -60,7 +63,7 @@ def schemas(folder: Path, names: set[str]) -> dict[str, str]:
 
 
 def _signatures(blob: bytes) -> Iterator[tuple[str, str]]:
-    for match in re.finditer(rb"(?<=\0)(?:\w+::)?(_?npu_\w+)\([^\0]*\) -> [^\0]+", blob):
+    for match in re.finditer(rb"(?<=\0)(?:\w+::)?(_?npu_\w+(?:\.out)?)\([^\0]*\) -> [^\0]+", blob):
         text = match.group().decode("ascii", "replace")
         try:
             schema = torch._C.parse_schema(text)

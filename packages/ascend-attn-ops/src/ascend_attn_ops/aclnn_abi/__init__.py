@@ -16,12 +16,14 @@ from .signatures import (
     Signature,
     SignatureError,
     UnknownSignatureError,
+    VendorDtype,
     codes,
     dtype_number,
     dtypes,
     formats,
     known_signatures,
     signature,
+    vendor_dtypes,
 )
 
 __all__ = [
@@ -31,10 +33,12 @@ __all__ = [
     "Signature",
     "SignatureError",
     "UnknownSignatureError",
+    "VendorDtype",
     "codes",
     "dtype_number",
     "dtypes",
     "formats",
     "known_signatures",
     "signature",
+    "vendor_dtypes",
 ]

@@ -148,6 +148,29 @@ def dtype_number(name: str) -> int:
     return int(_data("abi.toml")["dtypes"][name])
 
 
+class VendorDtype(NamedTuple):
+    """A type of CANN that torch lacks.
+
+    Attributes:
+        name: CANN's name in lower case.
+        number: aclDataType.
+        stored_as: torch dtype of the tensors that hold its bytes.
+        torch_npu: torch_npu's number, for arguments such as ``key_dtype``.
+    """
+
+    name: str
+    number: int
+    stored_as: str
+    torch_npu: int
+
+
+@cache
+def vendor_dtypes() -> Mapping[int, VendorDtype]:
+    """aclDataType number -> the type, for those that torch lacks."""
+    entries = _data("abi.toml")["vendor_dtypes"]
+    return {entry["number"]: VendorDtype(name, **entry) for name, entry in entries.items()}
+
+
 @cache
 def formats() -> Mapping[int, str]:
     """aclFormat number -> name."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..aclnn_abi import dtypes, formats
+from ..aclnn_abi import VendorDtype, dtypes, formats, vendor_dtypes
 from .errors import EmulatorError
 
-NULL_POINTER, INVALID, INNER = 161001, 161002, 561000
+NULL_POINTER, INVALID, INNER, NOT_EMULATED = 161001, 161002, 561000, 561103
 FRACTAL_NZ = 29
 _MAX_RANK = 16
 _TENSOR, _SCALAR, _ARRAY = 1, 2, 3  # enum handle_kind of opapi.h
@@ -62,7 +62,8 @@ class ArrayHandle(ctypes.Structure):
 
 
 DTYPES: Mapping[int, torch.dtype] = {
-    number: getattr(torch, name) for number, name in dtypes().items()
+    **{number: getattr(torch, name) for number, name in dtypes().items()},
+    **{number: getattr(torch, kind.stored_as) for number, kind in vendor_dtypes().items()},
 }
 
 
@@ -151,6 +152,11 @@ def set_shape(pointer: int, shape: Sequence[int]) -> None:
     for axis in reversed(range(len(shape))):
         handle.dims[axis], handle.strides[axis] = shape[axis], step
         step *= shape[axis]
+
+
+def vendor_dtype(pointer: int) -> VendorDtype | None:
+    """The type of a live aclTensor when torch lacks it; its view then shows the bytes."""
+    return vendor_dtypes().get(TensorHandle.from_address(pointer).dtype)
 
 
 def format_name(pointer: int) -> str:

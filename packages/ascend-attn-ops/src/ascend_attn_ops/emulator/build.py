@@ -31,6 +31,7 @@ _RUNTIME = ("state", "device", "memory", "copies", "streams", "graphs", "events"
 _OPERATORS = ("handles", "opapi", "executors", "describe")
 _FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror")
 _RECIPE = ("build.py", "trampolines.py", "wheel.py", "elf.py")
+_OPENED_LATER = ("libnnopbase.so",)  # torch_npu opens it for the workspace of captured operators
 MANIFEST = "manifest.json"
 
 
@@ -122,13 +123,14 @@ def _make(work: Path, profile: HardwareProfile, hidden: tuple[str, ...]) -> dict
         )
     operators = [name for name in needs.operators if name not in hidden]
     _write_generated(work, profile, needs, operators)
-    _compile(work, _Compiler(npu / "include"), needs.libraries)
+    libraries = [*needs.libraries, *_OPENED_LATER]
+    _compile(work, _Compiler(npu / "include"), libraries)
     manifest = {
         "soc": profile.soc_name,
         "torch_npu": wheel.version(),
         "hidden": list(hidden),
         "operators": len(operators),
-        "libraries": _loading_order(needs.libraries),
+        "libraries": _loading_order(libraries),
         "seconds": round(time.perf_counter() - started, 2),
     }
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
@@ -137,7 +139,7 @@ def _make(work: Path, profile: HardwareProfile, hidden: tuple[str, ...]) -> dict
 
 def _loading_order(needed: Sequence[str]) -> list[str]:
     others = [name for name in needed if name != "libascendcl.so"]
-    return ["libascendcl.so", *others, "libopapi.so"]
+    return ["libascendcl.so", "libopapi.so", *others]
 
 
 def _write_generated(
@@ -206,6 +208,6 @@ def _compile(work: Path, compiler: _Compiler, libraries: Sequence[str]) -> None:
     compiler.link(work, "libopapi.so", *objects[len(runtime) :], *uses_runtime)
     for name in libraries:
         if name != "libascendcl.so":
-            compiler.link(work, name, *uses_runtime)
+            compiler.link(work, name, *uses_runtime, "-lopapi")
     for leftover in [*objects, "stubs.c", "names.c", "trampolines.S"]:
         (work / leftover).unlink()

@@ -28,6 +28,9 @@ def contract_check(
         contract = registry.operator_named(operator)
         known = {parameter.name for parameter in parameters(contract.record)}
         values = {key: value for key, value in arguments(given).items() if key in known}
+        for key, kind in given.vendor_dtypes.items():
+            if f"{key}_dtype" in known:
+                values[f"{key}_dtype"] = kind.torch_npu
         refusals = check_contract(contract, contract.record(**values), current().profile)
         if refusals:
             code = next((r.cann_code for r in refusals if r.cann_code is not None), INVALID)

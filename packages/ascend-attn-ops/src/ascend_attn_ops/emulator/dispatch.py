@@ -1,7 +1,8 @@
 """From an aclnn call to a CPU function: read the arguments, check, remember, compute.
 
 A kernel is a function of one argument: a namespace with the operator's arguments by name (see
-``aclnn_abi/signatures.toml``), tensors as zero-copy CPU views. What it returns is written to the
+``aclnn_abi/signatures.toml``), tensors as zero-copy CPU views, and ``vendor_dtypes``, the names of
+tensors whose type torch lacks. What it returns is written to the
 operator's outputs in order, with a cast, or to the tensors it changes in place where it has no
 outputs; a kernel that writes by itself returns None.
 """
@@ -20,12 +21,13 @@ from typing import Any
 import attrs
 import torch
 
-from ..aclnn_abi import Parameter, Signature, signature
+from ..aclnn_abi import Parameter, Signature, VendorDtype, signature
 from .abi import (
     DTYPES,
     FRACTAL_NZ,
     INNER,
     INVALID,
+    NOT_EMULATED,
     NULL_POINTER,
     AclnnError,
     Memory,
@@ -35,6 +37,7 @@ from .abi import (
     scalar_value,
     set_shape,
     tensor_view,
+    vendor_dtype,
 )
 from .nz import from_nz, to_nz
 from .record import Call, TensorArgument
@@ -121,6 +124,9 @@ class _Prepared:
         return self.implementation.signature.operator
 
     def run(self) -> None:
+        unknown = [f"{name}: {kind.name}" for name, kind in self.arguments.vendor_dtypes.items()]
+        if unknown:
+            raise AclnnError(NOT_EMULATED, f"{', '.join(unknown)}: checked, but not computed")
         with torch.no_grad():
             result = self.implementation.kernel(self.arguments)
             if result is not None:
@@ -166,6 +172,7 @@ class Dispatcher:
         self._calls: dict[int, _Prepared | _HostCall] = {}
         self._numbers = itertools.count(1)
         self._kept: list[Any] = []
+        self.computing = True
         self.listeners: list[Callable[[Call], None]] = []
         count = ctypes.c_int.in_dll(opapi, "emulator_operator_count").value
         names = (ctypes.c_char_p * count).in_dll(opapi, "emulator_operator_names")
@@ -226,7 +233,7 @@ class Dispatcher:
                 parameter.name: reader.read(parameter, value)
                 for parameter, value in zip(parameters, values, strict=True)
             }
-            space = SimpleNamespace(**arguments)
+            space = SimpleNamespace(**arguments, vendor_dtypes=reader.vendor_dtypes)
             if implementation.check is not None:
                 implementation.check(operator, space)
         except AclnnError as error:
@@ -248,6 +255,8 @@ class Dispatcher:
     def run(self, number: int) -> int:
         """Second stage of a prepared call."""
         prepared = self._calls[number]
+        if not self.computing:
+            return 0
         with self._reporting(prepared.operator) as outcome:
             prepared.run()
         return int(outcome.code)
@@ -276,6 +285,7 @@ class _ArgumentReader:
         self._memory = memory
         self.described: dict[str, Any] = {}
         self.converted: list[_NzCopy] = []
+        self.vendor_dtypes: dict[str, VendorDtype] = {}
 
     def read(self, parameter: Parameter, value: Any) -> Any:
         """Python value of an argument.
@@ -313,12 +323,16 @@ class _ArgumentReader:
     def _view(self, parameter: Parameter, pointer: int) -> tuple[torch.Tensor, TensorArgument]:
         view = tensor_view(pointer, parameter.name, self._memory)
         handle = TensorHandle.from_address(pointer)
+        kind = vendor_dtype(pointer)
+        if kind is not None:
+            self.vendor_dtypes[parameter.name] = kind
+        name = None if kind is None else kind.name
         if handle.format != FRACTAL_NZ:
-            return view, TensorArgument.of(view, format_name(pointer))
+            return view, TensorArgument.of(view, format_name(pointer), name)
         plain = from_nz(view, list(handle.dims[: handle.rank]))
         if parameter.role != "input":
             self.converted.append(_NzCopy(view, plain))
-        return plain, TensorArgument.of(plain, format_name(pointer))
+        return plain, TensorArgument.of(plain, format_name(pointer), name)
 
 
 def _dtype(number: int) -> torch.dtype:

@@ -28,9 +28,11 @@ class TensorArgument:
     format: str = attrs.field(default="ND", eq=False)
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, format_name: str = "ND") -> TensorArgument:
-        """Description of a tensor."""
-        dtype = str(tensor.dtype).removeprefix("torch.")
+    def of(
+        cls, tensor: torch.Tensor, format_name: str = "ND", dtype: str | None = None
+    ) -> TensorArgument:
+        """Description of a tensor; ``dtype`` names a type that torch lacks."""
+        dtype = dtype or str(tensor.dtype).removeprefix("torch.")
         return cls(dtype, tuple(tensor.shape), tuple(tensor.stride()), format_name)
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import torch
 
-from ..abi import INVALID, AclnnError
+from ..abi import NOT_EMULATED, AclnnError
 from ._sequences import lengths_of
 
 _PACKED = ("TND", "NTD")
@@ -56,10 +56,12 @@ def no_unknown_quantisation(a: Any) -> None:
     """Refuse arithmetic whose rounding no document states, rather than guess it."""
     given = [name for name in _QUANTISATION if getattr(a, name, None) is not None]
     if a.query.dtype == torch.int8 or given:
-        raise AclnnError(INVALID, f"quantised arithmetic is not emulated: {given or 'int8 query'}")
+        raise AclnnError(
+            NOT_EMULATED, f"quantised arithmetic is not emulated: {given or 'int8 query'}"
+        )
     for name, mode in (("key", a.key_antiquant_mode), ("value", a.value_antiquant_mode)):
         if getattr(a, f"{name}_antiquant_scale") is not None and mode != 0:
-            raise AclnnError(INVALID, f"{name}_antiquant_mode {mode} is not emulated, only 0")
+            raise AclnnError(NOT_EMULATED, f"{name}_antiquant_mode {mode} is not emulated, only 0")
 
 
 def parts(a: Any) -> list[Part]:

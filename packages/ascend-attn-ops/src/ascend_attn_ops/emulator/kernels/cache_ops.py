@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..abi import INVALID, AclnnError
+from ..abi import NOT_EMULATED, AclnnError
 from ..contracts import contract_check
 from ..dispatch import kernel
 
@@ -17,7 +17,7 @@ from ..dispatch import kernel
 def scatter_pa_kv_cache(a: Any) -> None:
     """In place; a negative slot is skipped."""
     if a.key.dim() != 3:
-        raise AclnnError(INVALID, "key: the compressing scenario (rank 4) is not emulated")
+        raise AclnnError(NOT_EMULATED, "key: the compressing scenario (rank 4) is not emulated")
     blocked = a.cache_mode == "PA_NZ"
     for cache, rows in ((a.key_cache, a.key), (a.value_cache, a.value)):
         for slot, row in zip(a.slot_mapping.tolist(), rows, strict=True):

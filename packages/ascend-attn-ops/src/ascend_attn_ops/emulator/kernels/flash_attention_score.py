@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from ..abi import INVALID, AclnnError
+from ..abi import NOT_EMULATED, AclnnError
 from ..dispatch import kernel
 
 
 def _check(_name: str, a: Any) -> None:
     for name in ("real_shift", "padding_mask", "drop_mask"):
         if getattr(a, name) is not None:
-            raise AclnnError(INVALID, f"{name} is not emulated")
+            raise AclnnError(NOT_EMULATED, f"{name} is not emulated")
     if a.input_layout != "BNSD" or a.keep_prob != 1.0:
-        raise AclnnError(INVALID, "only input_layout BNSD without dropout is emulated")
+        raise AclnnError(NOT_EMULATED, "only input_layout BNSD without dropout is emulated")
 
 
 @kernel("aclnnFlashAttentionScore", check=_check, workspace=8192)

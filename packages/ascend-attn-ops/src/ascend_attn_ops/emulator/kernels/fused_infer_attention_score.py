@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from ..abi import INVALID, AclnnError
+from ..abi import NOT_EMULATED, AclnnError
 from ..contracts import contract_check
 from ..dispatch import kernel
 from ._fused_infer_parts import Part, no_unknown_quantisation, parts, place_outputs
 
+_TREE = 9
 _V2_NAMES = {
     "actual_seq_lengths": "actual_seq_qlen",
     "actual_seq_lengths_kv": "actual_seq_kvlen",
@@ -51,8 +52,9 @@ _CHECK_V2 = contract_check("fused_infer_attention_score_v2", _v2_names)
 
 
 def _check_newest(name: str, a: Any) -> None:
-    """torch_npu's versions 1 and 2 both call it; only version 2 has sinks and query scales."""
-    of_v2 = a.learnable_sink is not None or a.dequant_scale_query is not None
+    """torch_npu's versions 1 and 2 both call it; only 2 has sinks, query scales and tree masks."""
+    given = a.learnable_sink is not None or a.dequant_scale_query is not None
+    of_v2 = given or a.sparse_mode == _TREE
     (_CHECK_V2 if of_v2 else _CHECK_V1)(name, a)
 
 
@@ -77,7 +79,7 @@ def version_5(a: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 def _attend_all(a: Any, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     no_unknown_quantisation(a)
     if a.sparse_mode > 4:
-        raise AclnnError(INVALID, f"sparse_mode {a.sparse_mode} is not emulated (0 to 4 are)")
+        raise AclnnError(NOT_EMULATED, f"sparse_mode {a.sparse_mode} is not emulated (0 to 4 are)")
     results = [(part, *_attend(a, part, sink)) for part in parts(a)]
     out, lse = place_outputs(a, results)
     if a.attention_out.dtype == torch.int8:

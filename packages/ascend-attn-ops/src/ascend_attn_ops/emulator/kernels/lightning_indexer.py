@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..abi import INVALID, AclnnError
 from ..contracts import contract_check
 from ..dispatch import kernel
 from ._sequences import gather_keys, request_rows
@@ -27,8 +26,6 @@ def lightning_indexer(a: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 )
 def quant_lightning_indexer(a: Any) -> torch.Tensor:
     """The same for 8-bit queries and keys with one scale for each row and head."""
-    if a.query.dtype == torch.uint8:
-        raise AclnnError(INVALID, "query: hifloat8 has no torch dtype and is not emulated")
     query = a.query.double() * a.query_dequant_scale.double()[..., None]
     keys = gather_keys(a.key, a.layout_key, a.actual_seq_lengths_key, a.block_table)
     scales = gather_keys(

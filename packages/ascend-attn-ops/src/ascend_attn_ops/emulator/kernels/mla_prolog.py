@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..abi import INVALID, AclnnError
+from ..abi import NOT_EMULATED, AclnnError
 from ..contracts import contract_check
 from ..dispatch import kernel
 from .rotary import normalised, rotated, rounded_int8, write_row
@@ -29,9 +29,9 @@ def mla_prolog_v3(a: Any) -> tuple[torch.Tensor | None, ...]:
         ("kv_cache_quant_mode", (0, 1, 2), a.kv_cache_quant_mode),
     ):
         if value not in modes:
-            raise AclnnError(INVALID, f"{name}: {value} is not emulated, only {modes}")
+            raise AclnnError(NOT_EMULATED, f"{name}: {value} is not emulated, only {modes}")
     if a.cache_mode.startswith("PA_BLK"):
-        raise AclnnError(INVALID, f"cache_mode: {a.cache_mode} is not emulated")
+        raise AclnnError(NOT_EMULATED, f"cache_mode: {a.cache_mode} is not emulated")
     return _prolog(a, a.weight_quant_mode > 0, bool(a.query_quant_mode), a.qc_qr_scale, a.kc_scale)
 
 

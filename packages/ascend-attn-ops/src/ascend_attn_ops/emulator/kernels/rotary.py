@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..abi import INVALID, AclnnError
+from ..abi import INVALID, NOT_EMULATED, AclnnError
 from ..contracts import contract_check
 from ..dispatch import kernel
 
@@ -92,7 +92,7 @@ def _kv_names(a: Any) -> Mapping[str, Any]:
 def kv_rmsnorm_rope_cache(a: Any) -> tuple[torch.Tensor | None, ...]:
     """Both caches in place; what was written is returned in the paged modes where asked for."""
     if getattr(a, "v", None) is not None:
-        raise AclnnError(INVALID, "v: what is normalised then is not documented; not emulated")
+        raise AclnnError(NOT_EMULATED, "v: what is normalised then is not documented; not emulated")
     size = len(a.gamma)
     latent = normalised(a.kv[..., :size], a.gamma, a.epsilon)
     rope = rotated(a.kv[..., size:], a.cos, a.sin)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ..abi import INVALID, AclnnError
 from ..contracts import contract_check
 from ..dispatch import kernel
 from ._sequences import gather_keys, request_rows
@@ -44,19 +43,18 @@ def sparse_flash_attention(a: Any) -> tuple[torch.Tensor | None, ...]:
 )
 def kv_quant_sparse_flash_attention(a: Any) -> torch.Tensor:
     """The same over packed rows: 512 8-bit values, 64 rotary values, 4 scales for 128 values."""
-    if a.key.dtype == torch.uint8:
-        raise AclnnError(INVALID, "key: hifloat8 has no torch dtype and is not emulated")
     packed = gather_keys(a.key, a.layout_kv, a.actual_seq_lengths_kv, a.block_table)
     keys = [_unpacked(rows[:, 0], a.query.dtype) for rows in packed]
     return _attend_all(a, a.query, keys, None)[0]
 
 
 def _unpacked(rows: torch.Tensor, rope_dtype: torch.dtype) -> torch.Tensor:
-    """(L, 656) packed -> (L, 576)."""
+    """(L, 656) packed -> (L, 576); a dequantised latent has the precision of the query."""
     rope = rows[:, _LATENT : _LATENT + 128].contiguous().view(torch.uint8).view(rope_dtype)
     scales = rows[:, _LATENT + 128 :].contiguous().view(torch.uint8).view(torch.float32)
     values = rows[:, :_LATENT].double().view(-1, _LATENT // _TILE, _TILE)
-    return torch.cat([(values * scales.double()[..., None]).flatten(1), rope.double()], -1)
+    latent = (values * scales.double()[..., None]).flatten(1).to(rope_dtype)
+    return torch.cat([latent, rope], -1)
 
 
 def _attend_all(

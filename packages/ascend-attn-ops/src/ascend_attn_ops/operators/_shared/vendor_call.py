@@ -24,6 +24,15 @@ def call_like_record(function: str, args: Any) -> NpuCall:
     )
 
 
+def call_with_outputs(function: str, args: Any) -> NpuCall:
+    """Like :func:`call_like_record`; with the caller's outputs it is the ``.out`` overload."""
+    call = call_like_record(function, args)
+    given = {p.name: _plain(getattr(args, p.name)) for p in parameters(args.__class__) if p.outputs}
+    if all(value is None for value in given.values()):
+        return call
+    return NpuCall(f"{function}.out", call.args, {**call.kwargs, **given})
+
+
 def _given(parameter: Parameter, args: Any) -> bool:
     value = getattr(args, parameter.name)
     if value is None:

@@ -33,6 +33,11 @@ def _rotate_rank(a: Args, ctx: RuleContext) -> Finding | None:
     return wrong_rank(a, ("rotate",), 2)
 
 
+@rule("rotate_product")
+def _rotate_product(a: Args, ctx: RuleContext) -> str | None:
+    return None if a.rotate is None else str(list(a.rotate.shape))
+
+
 @rule("head_size")
 def _head_size(a: Args, ctx: RuleContext) -> str | None:
     return f"D {a.input.shape[-1]}" if a.input.shape[-1] % 2 else None

@@ -33,6 +33,8 @@ def samples() -> Iterator[Sample]:
     }
     for rule, changes in broken.items():
         yield Sample(f"broken_{rule}", base | changes, None, (rule,))
+    turned = base | {"rotate": tensor(128, 128)}
+    yield Sample("broken_rotate_product", turned, "A5", ("rotate_product",))
     yield Sample("broken_head_limit", _data(896), "A2", ("head_limit",))
     interleaved = base | per_batch | {"rotary_mode": "interleave"}
     yield Sample("broken_interleave_shape", interleaved, "A2", ("interleave_shape",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ...operator import Operator, Provider, TensorMeta, Tolerance
-from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from . import providers
 from .arguments import SparseFlashAttentionArguments
@@ -35,7 +34,7 @@ sparse_flash_attention = register(
         providers={
             "cpu": Provider("cpu", run_cpu),
             "reference": Provider("reference", run_reference),
-            "torch_npu": torch_npu_provider(providers.torch_npu_call),
+            "torch_npu": providers.TORCH_NPU,
         },
         npu_calls={"torch_npu": providers.torch_npu_call},
         tolerances={

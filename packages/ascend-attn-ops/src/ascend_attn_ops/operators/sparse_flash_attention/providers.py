@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...arguments import parameters
-from ...operator import NpuCall
+from ...operator import NpuCall, Provider
+from ...providers.torch_npu import torch_npu_provider
+from . import paged_statistics
 from .arguments import SparseFlashAttentionArguments as Args
 
 
@@ -12,8 +16,11 @@ def torch_npu_call(a: Args) -> NpuCall:
 
     The schema's default attention_mode 0 is illegal, so that it must never be left out. ``sinks``
     is only passed when given: with it torch_npu calls aclnnSparseFlashAttentionV2. A missing value
-    becomes the key, because the documents require one.
+    becomes the key, because the documents require one. Statistics over paged keys are asked for in
+    another form, see :mod:`.paged_statistics`.
     """
+    if paged_statistics.needed(a):
+        a = paged_statistics.rows_as_requests(a)
     kwargs = {
         p.name: value
         for p in parameters(Args)
@@ -24,3 +31,15 @@ def torch_npu_call(a: Args) -> NpuCall:
     value = a.key if a.value is None else a.value
     positional = (a.query, a.key, value, a.sparse_indices, a.scale_value)
     return NpuCall("npu_sparse_flash_attention", positional, kwargs)
+
+
+_VENDOR = torch_npu_provider(torch_npu_call)
+
+
+def run_torch_npu(a: Args) -> Any:
+    """The vendor call, its outputs in the layout that was asked for."""
+    outputs = _VENDOR.run(a)
+    return paged_statistics.as_packed(outputs) if paged_statistics.needed(a) else outputs
+
+
+TORCH_NPU = Provider("torch_npu", run_torch_npu, host=False)

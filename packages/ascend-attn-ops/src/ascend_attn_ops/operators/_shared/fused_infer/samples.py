@@ -114,6 +114,8 @@ def _legal() -> Iterator[Sample]:
     yield Sample("mla_nz", absorbed_mla() | nz | {"key_rope": tensor(6, 1, 4, 128, 16)}, "A3")
     yield Sample("int8_decode", int8_decode(), "A2")
     shift = {"pse_shift": tensor(1, 4, 16, 64)}
+    outputs = {"out": [tensor(2, 4, 16, 128), tensor(0, dtype="float32")]}
+    yield Sample("given_outputs", dense_bnsd() | outputs, "A3")
     yield Sample("shift", dense_bnsd() | shift | {"softmax_lse_flag": True}, "A3")
 
 

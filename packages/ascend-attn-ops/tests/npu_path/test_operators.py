@@ -1,0 +1,99 @@
+"""Every operator through its torch_npu provider: results, refusals and the aclnn call that is made.
+
+The emulated operators compute in float64, apart from the providers; the results are compared with
+the reference provider on the CPU, which is another implementation, in the vendor's tolerance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from npu_path.cases import CASES
+from npu_path.expected_calls import NAMES, ON_A5, expected_call
+from npu_path.support import DEFAULT_TOLERANCE, Case, copied, differences, on_npu, results
+
+import ascend_attn_ops as ops
+from ascend_attn_ops.emulator import Call, Emulator
+
+IDS = [f"{case.op}-{case.name}" for case in CASES]
+SERVED = {name for name, _ in NAMES.values()} | {
+    "aclnnSparseFlashAttentionV2",
+    *ON_A5.values(),
+}  # not the copies and small steps around them
+
+
+@pytest.fixture(autouse=True)
+def private_formats() -> None:
+    import torch_npu
+
+    torch_npu.npu.config.allow_internal_format = True
+
+
+def skip_illegal(case: Case, npu: Emulator) -> None:
+    family = npu.profile.family.value
+    if family not in case.families:
+        pytest.skip(f"{case.op} {case.name}: legal on {', '.join(case.families)} only")
+
+
+def supported(case: Case, npu: Emulator) -> bool:
+    return npu.profile.operator(case.op).supported is not False
+
+
+def recorded_run(case: Case, npu: Emulator) -> tuple[dict[str, torch.Tensor], list[Call]]:
+    """Results through the provider that is chosen for NPU tensors, and its aclnn calls."""
+    arguments = case.before(on_npu(case.arguments()))
+    with npu.record() as seen:
+        found = results(case.operator, arguments, profile=npu.profile)
+    return specified(case, found), [call for call in seen.calls if call.operator in SERVED]
+
+
+def reference(case: Case, npu: Emulator, arguments: Any) -> dict[str, torch.Tensor]:
+    options = {"provider": "reference", "profile": npu.profile}
+    return specified(case, results(case.operator, copied(arguments), **options))
+
+
+def specified(case: Case, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in found.items() if name not in case.unspecified}
+
+
+def tolerance(case: Case) -> ops.Tolerance:
+    dtypes = {t.dtype for t in case.arguments().values() if isinstance(t, torch.Tensor)}
+    known = case.operator.tolerances
+    return next((known[dtype] for dtype in dtypes if dtype in known), DEFAULT_TOLERANCE)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_results_and_call(case: Case, npu: Emulator) -> None:
+    skip_illegal(case, npu)
+    if not supported(case, npu):
+        pytest.skip(f"{npu.profile.soc_name} has no {case.op}: the refusal is tested below")
+    explanation = ops.explain(case.op, case.operator.bind(**on_npu(case.arguments())), npu.profile)
+    assert explanation.chosen == "torch_npu", explanation
+    found, calls = recorded_run(case, npu)
+    wanted = reference(case, npu, case.arguments())
+    assert differences(found, wanted, tolerance(case)) == []
+    (call,) = calls
+    assert (call.operator, call.described()) == expected_call(case, npu.profile)
+    noticed = reference(case, npu, case.control(case.arguments()))
+    assert differences(found, noticed, tolerance(case)), "the control was not noticed"
+
+
+def test_unsupported_operators_are_refused_by_us_and_by_torch_npu(npu: Emulator) -> None:
+    refused = [case for case in CASES if not supported(case, npu)]
+    if not refused:
+        pytest.skip(f"{npu.profile.soc_name} supports every operator with a torch_npu provider")
+    for case in refused:
+        with pytest.raises(ops.OpArgumentError) as caught:
+            recorded_run(case, npu)
+        (refusal,) = caught.value.refusals
+        assert npu.profile.soc_name in refusal.found
+        record = case.operator.bind(**case.before(on_npu(case.arguments())))
+        with pytest.raises(RuntimeError, match="not support on this soc"):
+            case.operator.providers["torch_npu"].run(record)
+
+
+def test_every_torch_npu_provider_has_a_case() -> None:
+    providers = {op.name for op in ops.all_operators() if "torch_npu" in op.providers}
+    assert providers == {case.op for case in CASES}
