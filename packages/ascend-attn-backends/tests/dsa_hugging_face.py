@@ -354,11 +354,13 @@ def run(
     block_size: int = 16,
     layers: Sequence[int] = range(len(KINDS)),
     allocator: Callable[..., Tables] | None = None,
+    num_blocks: int = 0,
     **changes: Any,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(ours, theirs): per layer, the outputs of all kept tokens of all requests.
 
-    ``allocator(layer, starts, ends)`` gives the tables of a step with these tokens of each request.
+    ``allocator(layer, starts, ends)`` gives the tables of a step with these tokens of each request,
+    in pools of at least ``num_blocks``.
     """
     generator = torch.Generator().manual_seed(seed)
     requests = len(schedule[0])
@@ -368,6 +370,7 @@ def run(
     longest = max(t + max(step[r][1] for step in schedule) for r, t in enumerate(totals))
     pools = Pools(block_size, longest, requests, generator)
     most = 1 + requests * max(-(-longest // min(block_size, STATE_BLOCK)), 1)
+    most = max(most, num_blocks)
     ours = [Layer(model, number, block_size, most, **changes) for number in layers]
     allocator = allocator or pools.every_step(ours)
     done = [0] * requests

@@ -160,7 +160,8 @@ def planned_run(
     ]
     step = max(1, *(kept + rejected for rows in schedule for kept, rejected in rows))
     allocator = Allocator(tiny_plan(), requests, max(lengths), step, forget)
-    return run(MODEL, schedule, seed, allocator=allocator)
+    most = 1 + max(block for blocks in allocator.free.values() for block in (0, *blocks))
+    return run(MODEL, schedule, seed, allocator=allocator, num_blocks=most)
 
 
 @given(schedules(), st.integers(0, 99))
@@ -419,3 +420,11 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "examples:" in text
     assert "exit codes:" in text
+
+
+def test_the_table_of_the_readme_is_what_a_plan_prints() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    table = text[text.index("\ncache           layers") :].split("```")[0]
+    lines = str(get_dsa_attn_kv_plan(FLASH, DsaKvPlanOptions(num_spec_tokens=3))).splitlines()
+    assert len(table.split("\n")) > 10
+    assert [line for line in table.splitlines() if line not in lines] == []

@@ -26,4 +26,13 @@ def test_the_context_parallel_example_prints_what_its_comment_says(
 ) -> None:
     (line,) = output_of(1, capsys)
     assert EXAMPLES[1].rstrip().endswith(f"# {line}")
-    assert len(EXAMPLES) == 2
+
+
+def test_the_plan_example_prints_what_its_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (number,) = (n for n, text in enumerate(EXAMPLES) if "get_dsa_attn_kv_plan" in text)
+    (line,) = output_of(number, capsys)
+    assert EXAMPLES[number].rstrip().endswith(f"# {line}")
+
+
+def test_every_example_is_run() -> None:
+    assert len(EXAMPLES) == 3
