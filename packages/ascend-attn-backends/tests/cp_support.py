@@ -180,7 +180,7 @@ def batch_of(step: Any, shard: ContextShard, prefilling: Sequence[bool] | None) 
         BLOCK,
         shard,
         causal=step.causal,
-        is_prefilling=prefilling,
+        is_prefilling=prefilling or None,
     )
 
 
@@ -208,9 +208,7 @@ def with_tail(rows: torch.Tensor, count: int) -> torch.Tensor:
     return torch.cat([rows, rows.new_full((count, *rows.shape[1:]), math.nan)])
 
 
-def standard_rank(
-    step: Scenario, layout: Layout, ranks: Ranks, padding: int = 0
-) -> torch.Tensor:
+def standard_rank(step: Scenario, layout: Layout, ranks: Ranks, padding: int = 0) -> torch.Tensor:
     """Grouped-query attention; ``padding`` adds rows and tokens."""
     shard = layout.shard(ranks.rank)
     impl = AscendAttentionDCPImpl(
@@ -373,6 +371,8 @@ class ChangedGroup:
 
     def all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrived = self._group.all_to_all(tensors)
+        if not arrived[0].is_floating_point():  # candidates of an indexer
+            return arrived
         return [self._change(rank, tensor) for rank, tensor in enumerate(arrived)]
 
 

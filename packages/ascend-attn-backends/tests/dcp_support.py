@@ -1,15 +1,11 @@
-"""Ranks that share keys: in one process, and as gloo processes."""
+"""Ranks that share the keys of dense latent attention, in one process."""
 
 from __future__ import annotations
 
-import datetime
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from latent_support import SCALE, LatentScenario, PoisonedCalls
 
 from ascend_attn_backends import (
@@ -19,13 +15,9 @@ from ascend_attn_backends import (
     ContextShard,
     LatentRankStep,
     ThreadDCPGroup,
-    TorchDCPGroup,
     run_ranks,
     sharded_batch,
 )
-
-GROUP_TIMEOUT = 300
-"""Seconds that a process waits for the others; starting four of them takes most of a minute."""
 
 # (query_lens, seq_lens) of a step: fewer keys than ranks, a chunk of a prompt, k = 3 drafts, mixed.
 STEPS: dict[str, tuple[list[int], list[int]]] = {
@@ -116,39 +108,3 @@ def run_shards(scenario: LatentScenario, size: int, interleave: int = 1) -> torc
     """The step on ``size`` ranks of one process."""
     shards = [ContextShard(rank=rank, size=size, interleave=interleave) for rank in range(size)]
     return run_steps(scenario, [rank_step(scenario, shard) for shard in shards])
-
-
-def run_rank(rank: int, size: int, folder: str) -> None:
-    """One gloo process: every step of STEPS in a group of all ranks and in one of two.
-
-    Writes this rank's outputs by group size, name of the step and interleave.
-    """
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(f"{folder}/store", size),
-        rank=rank,
-        world_size=size,
-        timeout=datetime.timedelta(seconds=GROUP_TIMEOUT),
-    )
-    try:
-        pairs = [dist.new_group([first, first + 1]) for first in range(0, size, 2)]
-        groups = [TorchDCPGroup(), TorchDCPGroup(pairs[rank // 2])]
-        outputs = {
-            f"{group.size} {name} {interleave}": _run_in_group(group, name, interleave)
-            for group in groups
-            for name in STEPS
-            for interleave in (1, 3)
-        }
-        torch.save(outputs, Path(folder) / f"rank{rank}.pt")
-    finally:
-        dist.destroy_process_group()
-
-
-def _run_in_group(group: TorchDCPGroup, name: str, interleave: int) -> torch.Tensor:
-    scenario = LatentScenario(*STEPS[name])
-    shard = ContextShard(rank=group.rank, size=group.size, interleave=interleave)
-    step = rank_step(scenario, shard)
-    impl = AscendMlaDCPImpl(scenario.heads // group.size, SCALE, group)
-    return impl.forward_mqa(step, torch.full_like(step.q_nope, math.nan))

@@ -120,7 +120,7 @@ class CompressedStep:
         indexer = None
         if self.kind == "chosen":
             indexer = AscendDSAIndexerImpl(INDEX_HEADS, KINDS["chosen"], INDEX)
-        return self._run(builder, impl, indexer, slice(None))
+        return self._run([builder, builder], impl, indexer, slice(None))
 
     def on_rank(self, layout: Layout, ranks: Ranks) -> torch.Tensor:
         """Output [T, N / size, KEY] of one rank."""
@@ -128,8 +128,9 @@ class CompressedStep:
             BLOCK,
             num_heads=HEADS // layout.heads,
             **self.builder_options(),
-            **layout.shares(ranks.rank),
+            shard=layout.shard(ranks.rank),
         )
+        builders = [builder, attrs.evolve(builder, shard=layout.read_shard(ranks.rank))]
         heads = own_heads(HEADS, layout, ranks.rank)
         impl = AscendDSADCPImpl(
             HEADS // layout.heads,
@@ -142,11 +143,12 @@ class CompressedStep:
         indexer = None
         if self.kind == "chosen":
             indexer = AscendDSAIndexerDCPImpl(INDEX_HEADS, KINDS["chosen"], ranks.heads, INDEX)
-        return self._run(builder, impl, indexer, heads)
+        return self._run(builders, impl, indexer, heads)
 
-    def _run(self, builder: Any, impl: Any, indexer: Any, heads: slice) -> torch.Tensor:
+    def _run(self, builders: list[Any], impl: Any, indexer: Any, heads: slice) -> torch.Tensor:
+        """Output of the last step; each step has its builder."""
         caches, states = self.memory()
-        for lens, ends in self.steps():
+        for builder, (lens, ends) in zip(builders, self.steps(), strict=True):
             batch = AttentionBatch.from_lengths(lens, ends, BLOCK, block_table=self.table)
             metadata = builder.build(batch, None if self.compression is None else self.tables)
             kv = self.new_rows("kv", lens, ends)

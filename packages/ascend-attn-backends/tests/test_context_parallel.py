@@ -1,4 +1,7 @@
-"""Decode context parallelism: any number of ranks gives the answer of one.
+"""Decode context parallelism of dense latent attention: any size gives the answer of one rank.
+
+The other backends have such tests in test_cp_shared_keys.py, all of them run on gloo processes in
+test_cp_gloo.py.
 
 Public bug reports as small cases, in the order of the numbers in their names:
 
@@ -16,11 +19,8 @@ Public bug reports as small cases, in the order of the numbers in their names:
 from __future__ import annotations
 
 import math
-import multiprocessing
-import time
 
 import attrs
-import dcp_support
 import pytest
 import torch
 from attn_backends_support import TOLERANCES, steps
@@ -204,40 +204,6 @@ def test_control_without_the_lse_the_merge_differs() -> None:
     torch.testing.assert_close(merged.double(), scenario.expected()[0], **TOLERANCE)
     mean = (parts[0].out + parts[1].out) / 2
     assert not torch.allclose(mean.double(), scenario.expected()[0], **TOLERANCE)
-
-
-@pytest.fixture(scope="module")
-def gloo_outputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
-    """What each of four gloo processes computed, in one group of four and in two of two."""
-    folder = tmp_path_factory.mktemp("gloo")
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=dcp_support.run_rank, args=(rank, 4, str(folder)))
-        for rank in range(4)
-    ]
-    for process in processes:
-        process.start()
-    deadline = time.monotonic() + dcp_support.GROUP_TIMEOUT
-    for process in processes:
-        process.join(max(deadline - time.monotonic(), 0))
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
-    assert [process.exitcode for process in processes] == [0] * 4
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(4)]
-
-
-@pytest.mark.parametrize(("size", "ranks"), [(4, [0, 1, 2, 3]), (2, [0, 1]), (2, [2, 3])])
-def test_gloo_processes_equal_the_formula(
-    gloo_outputs: list[dict[str, torch.Tensor]], size: int, ranks: list[int]
-) -> None:
-    for name, lens in STEPS.items():
-        expected, _ = LatentScenario(*lens).expected()
-        for interleave in (1, 3):
-            key = f"{size} {name} {interleave}"
-            found = torch.cat([gloo_outputs[rank][key] for rank in ranks], 1)
-            torch.testing.assert_close(found.double(), expected, **TOLERANCE)
 
 
 def test_case_10_padding_rows_have_no_negative_lengths() -> None:

@@ -15,6 +15,7 @@ import torch
 from ascend_attn_ops import PartialAttention
 
 from ..batch import AttentionBatch
+from ..errors import InvalidFieldError
 from ..latent_layer import LatentLayer
 from ..latent_layout import LATENT_SIZE, ROPE_SIZE
 from ..paged_step import PagedStepBuilder, check_shape
@@ -187,8 +188,13 @@ def local_choice(topk_indices: torch.Tensor, shard: ContextShard) -> torch.Tenso
 
     Returns:
         A new tensor of the same shape: int32 places in ascending order, -1 behind them.
+
+    Raises:
+        InvalidFieldError: The indices are not int32.
     """
-    nothing = torch.iinfo(topk_indices.dtype).max
+    if topk_indices.dtype != torch.int32:
+        raise InvalidFieldError("topk_indices", topk_indices.dtype, "torch.int32")
+    nothing = torch.iinfo(torch.int32).max
     own = (topk_indices >= 0) & shard.owns(topk_indices)
     places = shard.local_positions(topk_indices).masked_fill(~own, nothing).sort(-1).values
     return places.masked_fill(places == nothing, -1)
