@@ -34,5 +34,13 @@ def test_the_plan_example_prints_what_its_comment_says(capsys: pytest.CaptureFix
     assert EXAMPLES[number].rstrip().endswith(f"# {line}")
 
 
+def test_the_captured_step_example_prints_what_its_comment_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (number,) = (n for n, text in enumerate(EXAMPLES) if "graph.replay()" in text)
+    (line,) = output_of(number, capsys)
+    assert EXAMPLES[number].rstrip().endswith(f"# {line}")
+
+
 def test_every_example_is_run() -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
