@@ -48,7 +48,8 @@ def add_kv_plan(commands: Any) -> None:
         description=(
             "Which layers keep a window, compressed keys, index keys and compressor states; the "
             "blocks of each cache, bytes per token and per request, and what other architectures "
-            "would take. Reads the config.json of the directory; downloads and loads nothing."
+            "would take. Draft layers of the checkpoint are not counted. Reads the config.json of "
+            "the directory; downloads and loads nothing."
         ),
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

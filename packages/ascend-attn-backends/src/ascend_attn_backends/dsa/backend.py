@@ -14,6 +14,7 @@ from ..sparse_refusals import operator_refusals, plain_cache_refusals, tensor
 from .builder import AscendDSAMetadataBuilder, mask_arguments
 from .compression import ROPE_SIZE, WINDOW, DsaCompression
 from .impl import AscendDSAImpl
+from .indexer import AscendDSAIndexerImpl
 from .layout import DsaCacheShape
 from .metadata import AscendDSAMetadata
 
@@ -65,6 +66,9 @@ class AscendDSAIndexerBackend:
     """
 
     name: ClassVar[str] = "dsa_indexer"
+    metadata_class: ClassVar[type[AscendDSAMetadata]] = AscendDSAMetadata
+    builder_class: ClassVar[type[AscendDSAMetadataBuilder]] = AscendDSAMetadataBuilder
+    impl_class: ClassVar[type[AscendDSAIndexerImpl]] = AscendDSAIndexerImpl
 
     @classmethod
     def refusals(cls, request: BackendRequest, profile: HardwareProfile) -> list[Refusal]:

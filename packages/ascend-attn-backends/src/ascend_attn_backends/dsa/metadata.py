@@ -15,7 +15,9 @@ class CompressorRows:
 
     Its rows are the requests, and behind them single tokens that are given once more. The
     compressor keeps the state of the last tokens only; of drafts that may be rejected each token's
-    state is needed, and a row of one token keeps just that. The keys of such rows are dropped.
+    state is needed, and a row of one token keeps just that. Where the request's own row keeps the
+    token too, both write the same. The keys of such rows, which may read states while these are
+    written, are dropped; the requests' own rows read states of earlier steps alone.
 
     Attributes:
         starts: ``[num_rows + 1]`` int32 first token of each row among the tokens of the call.
