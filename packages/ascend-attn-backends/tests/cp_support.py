@@ -184,6 +184,14 @@ def batch_of(step: Any, shard: ContextShard, prefilling: Sequence[bool] | None) 
     )
 
 
+def batches(query_lens: list[int], seq_lens: list[int], size: int) -> list[AttentionBatch]:
+    """The batch of each of ``size`` ranks that share keys."""
+    return [
+        sharded_batch(query_lens, seq_lens, BLOCK, ContextShard(rank=rank, size=size))
+        for rank in range(size)
+    ]
+
+
 def cached_slots(step: Any, shard: ContextShard) -> torch.Tensor:
     """Slots on a rank of every row of every request, -1 for those that this step writes."""
     slots = sharded_batch(step.seq_lens, step.seq_lens, BLOCK, shard).slot_mapping

@@ -152,9 +152,10 @@ def _check_starts(batch: AttentionBatch, starts: list[int]) -> None:
 def _check_keys(batch: AttentionBatch, starts: list[int], keys: list[int]) -> None:
     lens = [after - before for before, after in pairwise(starts)]
     for row in range(batch.num_reqs):
-        if keys[row] < lens[row]:
+        fewest = 0 if batch.has_shard_lengths else lens[row]
+        if keys[row] < fewest:
             raise AttentionBatchError(
-                f"seq_lens[{row}]", keys[row], f"at least the {lens[row]} query tokens of the row"
+                f"seq_lens[{row}]", keys[row], f"at least the {fewest} query tokens of the row"
             )
     for row in range(batch.num_reqs, batch.num_rows):
         if keys[row] != 0:

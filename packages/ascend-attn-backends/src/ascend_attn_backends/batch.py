@@ -49,6 +49,8 @@ class AttentionBatch:
             were known before this step. See :func:`ascend_attn_backends.prefill_flags`.
         num_padded_reqs: Padding rows after the real ones.
         num_padded_tokens: Padding token rows after the real ones.
+        has_shard_lengths: ``seq_lens`` counts the keys of one rank of several, so a request may
+            have fewer than this step's tokens; see :func:`ascend_attn_backends.per_token_batch`.
 
     Raises:
         AttentionBatchError: A shape, dtype or count does not fit; names the field.
@@ -69,6 +71,7 @@ class AttentionBatch:
     is_prefilling: torch.Tensor | None = None
     num_padded_reqs: int = 0
     num_padded_tokens: int = 0
+    has_shard_lengths: bool = False
 
     def __attrs_post_init__(self) -> None:
         _batch_checks.check_structure(self)

@@ -94,6 +94,7 @@ class AscendDSADCPMetadataBuilder(DCPMetadataBuilderMixin, AscendDSAMetadataBuil
         if (tables is None) != (self.compression is None):
             allowed = "None for the window alone" if self.compression is None else "DsaTables"
             raise InvalidFieldError("tables", type(tables).__name__, allowed)
+        batch.validate_in_debug(self.block_size)
         window, dcp = self._window_builder().build(batch), self.dcp_metadata(batch)
         shared = index = None
         if self.compression is not None and tables is not None and not window.is_empty:

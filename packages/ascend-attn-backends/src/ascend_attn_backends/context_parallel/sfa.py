@@ -56,6 +56,7 @@ class SharedPagedStepBuilder(DCPMetadataBuilderMixin, PagedStepBuilder):
             AttentionBatchError: See :meth:`PagedStepBuilder.fields`.
             InvalidFieldError: The kernel block does not divide the block.
         """
+        batch.validate_in_debug()
         rows = batch if self.shard.size == 1 else per_token_batch(batch, self.shard)
         return {**self.fields(rows), "dcp": self.dcp_metadata(batch)}
 

@@ -31,8 +31,7 @@ def per_token_batch(batch: AttentionBatch, shard: ContextShard) -> AttentionBatc
     Returns:
         A batch of ``num_tokens`` requests with the same slots and padding tokens. Nothing is read
         from the device; there are host lengths where the batch has them. A token whose keys are all
-        on other ranks has length 0, which :meth:`AttentionBatch.validate` would not take for a
-        whole request.
+        on other ranks has length 0.
     """
     tokens = batch.num_tokens
     rows, visible = visible_keys(batch, batch.query_start_loc, batch.seq_lens, batch.causal)
@@ -53,6 +52,7 @@ def per_token_batch(batch: AttentionBatch, shard: ContextShard) -> AttentionBatc
         causal=False,
         causal_cpu=None,
         is_prefilling=None,
+        has_shard_lengths=True,
     )
 
 
