@@ -137,21 +137,30 @@ def _streams(step: Step, seeds: torch.Tensor) -> torch.Tensor:
 
 
 def chi_square(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:
-    """P-value of the counts of token sequences [N, WATCHED] against ``probabilities``.
-
-    Sequences that are expected fewer than 5 times are taken together; an impossible one gives 0.
-    """
+    """P-value of the counts of token sequences [N, WATCHED] against ``probabilities``."""
     index = torch.zeros(len(tokens), dtype=torch.int64)
     for column in tokens.unbind(1):
         index = index * VOCABULARY + column
-    counts = torch.bincount(index, minlength=len(probabilities)).double()
-    expected = probabilities * len(tokens)
+    return chi_square_of(index, probabilities)
+
+
+def chi_square_of(outcomes: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """P-value of outcomes [N] in 0..M-1 against ``probabilities`` [M] float64.
+
+    The rarest outcomes are taken together until at least 5 are expected of them; an impossible one
+    gives 0.
+    """
+    counts = torch.bincount(outcomes, minlength=len(probabilities)).double()
+    expected = probabilities * len(outcomes)
     if bool((counts[expected == 0] > 0).any()):
         return 0.0
-    rare = expected < 5
-    counts = torch.cat([counts[~rare], counts[rare].sum().unsqueeze(0)])
-    expected = torch.cat([expected[~rare], expected[rare].sum().unsqueeze(0)])
-    counts, expected = counts[expected > 0], expected[expected > 0]
+    order = expected.argsort()
+    expected, counts = expected[order], counts[order]
+    together = max(int((expected < 5).sum()), int((expected.cumsum(0) < 5).sum()) + 1)
+    sizes = [min(together, len(expected)), max(len(expected) - together, 0)]
+    (rare, kept), (rare_counts, kept_counts) = expected.split(sizes), counts.split(sizes)
+    expected = torch.cat([rare.sum().unsqueeze(0), kept])
+    counts = torch.cat([rare_counts.sum().unsqueeze(0), kept_counts])
     if len(expected) == 1:
         return 1.0
     statistic = ((counts - expected) ** 2 / expected).sum()
