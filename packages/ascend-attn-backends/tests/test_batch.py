@@ -103,6 +103,17 @@ def test_host_copy_must_equal_the_device(field: str, host: torch.Tensor) -> None
         small(**{f"{field}_cpu": host}).validate()
 
 
+def test_tokens_that_no_request_owns_are_never_written() -> None:
+    """Engines count padding tokens among the real ones; their slots tell."""
+    short = {"query_start_loc": ints(0, 3, 3), "query_start_loc_cpu": None}
+    slots = torch.tensor([2, 3, 4, -1])
+    small(**short, slot_mapping=slots).validate(block_size=16, num_blocks=3)
+    with pytest.raises(
+        AttentionBatchError, match=r"^query_start_loc\[2\]: found 3; allowed: 4, or"
+    ):
+        small(**short).validate()
+
+
 def test_padding_grows_every_field() -> None:
     batch = small(is_prefilling=torch.tensor([True, False])).padded(4, 8)
     assert (batch.num_reqs, batch.num_padded_reqs) == (2, 2)

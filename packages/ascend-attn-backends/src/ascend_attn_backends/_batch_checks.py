@@ -139,10 +139,11 @@ def _check_starts(batch: AttentionBatch, starts: list[int]) -> None:
                 starts[row + 1],
                 f"at least {starts[row]}, the start before it",
             )
-    if starts[batch.num_reqs] != batch.num_tokens:
-        raise AttentionBatchError(
-            f"query_start_loc[{batch.num_reqs}]", starts[batch.num_reqs], f"{batch.num_tokens}"
-        )
+    owned = starts[batch.num_reqs]
+    stray = (batch.slot_mapping[owned : batch.num_tokens] >= 0).nonzero()
+    if owned > batch.num_tokens or stray.numel():
+        allowed = f"{batch.num_tokens}, or less where the tokens after it have negative slots"
+        raise AttentionBatchError(f"query_start_loc[{batch.num_reqs}]", owned, allowed)
     if starts[-1] > batch.num_token_rows:
         raise AttentionBatchError(
             f"query_start_loc[{batch.num_rows}]", starts[-1], f"at most {batch.num_token_rows}"

@@ -37,7 +37,7 @@ class AttentionBatch:
         slot_mapping: ``[num_token_rows]`` int64, cache slot of each token; a negative slot is
             never written. Padding tokens have slot -1.
         num_reqs: Real requests.
-        num_tokens: Real tokens.
+        num_tokens: Real tokens; tokens at their end that no request owns have negative slots.
         max_query_len: Longest query, or a bound above it.
         max_seq_len: Longest ``seq_lens`` entry, or a bound above it.
         causal: One value for all requests, or ``[num_rows]`` bool.
