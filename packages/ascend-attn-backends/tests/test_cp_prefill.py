@@ -316,6 +316,24 @@ def test_segments_are_requests_of_their_own(step: tuple[Steps, list[bool]]) -> N
         assert torch.equal(found.block_table[place], batch.block_table[segment.row])
 
 
+def test_stale_query_starts_are_repaired() -> None:
+    """A negative start, and padding behind the step: nothing moves."""
+    clean = step_batch(([9, 0, 4], [30, 5, 12]), [True, False, False], size=2)
+    stale = clean.padded(6, 16)
+    starts = torch.tensor([0, 9, -1, 13, 13, 7, 99], dtype=torch.int32)
+    stale = attrs.evolve(stale, query_start_loc=starts, query_start_loc_cpu=starts)
+    for builder in (AscendMlaPCPMetadataBuilder, AscendSFAPCPMetadataBuilder):
+        options = {"shard": ContextShard(size=2), "prefill": PrefillShard(size=2)}
+        found, expected = (
+            builder(BLOCK, **options, num_spec_tokens=DRAFTS).build(batch)
+            for batch in (stale, clean)
+        )
+        assert torch.equal(found.pcp.own_tokens, expected.pcp.own_tokens)
+        assert torch.equal(found.pcp.gathered_places, expected.pcp.gathered_places)
+        assert torch.equal(found.slot_mapping, expected.slot_mapping)
+        assert found.num_tokens == expected.num_tokens == 13
+
+
 def test_sparse_builder_reads_no_key_length() -> None:
     """Key lengths may stay on the device; query lengths decide who computes what."""
     host = step_batch(([9, 4], [30, 12]), [True, False], size=2)

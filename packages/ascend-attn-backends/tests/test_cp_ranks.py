@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
@@ -70,15 +69,16 @@ def test_context_variables_are_those_of_the_caller() -> None:
     assert found == [profile_for("A3")] * 2
 
 
+@pytest.mark.timeout(120)
 def test_a_collective_that_a_rank_leaves_out_is_named() -> None:
+    """At once, not when the time-out is over."""
+
     def body(group: ThreadDCPGroup) -> None:
         if group.rank:
             group.all_gather(torch.zeros(1))
 
-    start = time.monotonic()
     with pytest.raises(RankMismatchError, match=r"found all_gather without ranks \[0\]"):
-        run_ranks(3, body)
-    assert time.monotonic() - start < 30  # at once, not after the time-out of 60 s
+        run_ranks(3, body, timeout=600)
 
 
 @pytest.mark.parametrize("kind", ["collective", "shape"])

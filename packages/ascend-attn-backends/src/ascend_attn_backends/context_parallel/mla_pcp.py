@@ -16,6 +16,7 @@ from .prefill import (
     PCPImplMixin,
     PCPMetadataBuilderMixin,
     segment_batch,
+    with_exact_starts,
 )
 
 
@@ -69,6 +70,7 @@ class AscendMlaPCPMetadataBuilder(PCPMetadataBuilderMixin, SharedKeysMetadataBui
             AttentionBatchError: The block table has fewer columns than a request has blocks here,
                 or ``is_prefilling`` is None although a request has several tokens.
         """
+        batch = with_exact_starts(batch)
         plan = self.token_plan(batch)
         own = segment_batch(batch, plan.of_rank(self.prefill.rank))
         fields = self._shared_fields(self.read_batch(batch, plan))

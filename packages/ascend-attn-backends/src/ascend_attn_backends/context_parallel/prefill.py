@@ -23,6 +23,7 @@ from ascend_attn_ops import PartialAttention, merge_partials
 
 from ..batch import AttentionBatch
 from ..errors import InvalidFieldError
+from ..standard.builder import covered_starts
 from ..transfer import copy_to_device
 from .common import (
     Attend,
@@ -191,7 +192,8 @@ class PCPMetadataBuilderMixin(DCPMetadataBuilderMixin):
         split, causal = batch.split(self.num_spec_tokens), batch.host_causal()
         lens = batch.host_query_starts().diff().tolist()
         rows = [row for row in split.prefill.rows if causal[row]]
-        whole = [row for row in range(batch.num_reqs) if lens[row] and row not in set(rows)]
+        spread = set(rows)
+        whole = [row for row in range(batch.num_reqs) if lens[row] and row not in spread]
         ranks = [
             PrefillShard(rank=rank, size=self.prefill.size) for rank in range(self.prefill.size)
         ]
@@ -222,6 +224,13 @@ class PCPMetadataBuilderMixin(DCPMetadataBuilderMixin):
         """The rows with which this rank reads its cache: those of all ranks, or its own."""
         segments = plan.gathered if self.shares_keys else plan.of_rank(self.prefill.rank)
         return segment_batch(batch, segments)
+
+
+def with_exact_starts(batch: AttentionBatch) -> AttentionBatch:
+    """The batch with repaired query starts on the host; they decide who computes what."""
+    starts = torch.tensor(covered_starts(batch), dtype=torch.int32)
+    padding = starts[-1:].expand(batch.num_padded_reqs)
+    return attrs.evolve(batch, query_start_loc_cpu=torch.cat([starts, padding]))
 
 
 def segment_batch(batch: AttentionBatch, segments: Sequence[TokenSegment]) -> AttentionBatch:

@@ -21,6 +21,7 @@ from .prefill import (
     PCPMetadataBuilderMixin,
     segment_batch,
     spread_of,
+    with_exact_starts,
 )
 from .sfa import AscendSFADCPImpl, AscendSFADCPMetadata, SharedPagedStepBuilder
 from .sfa_indexer import (
@@ -68,6 +69,7 @@ class _SpreadStepBuilder(PCPMetadataBuilderMixin, SharedPagedStepBuilder):
 
     def spread_fields(self, batch: AttentionBatch) -> dict[str, Any]:
         """The fields of the step, ``dcp`` and ``pcp``."""
+        batch = with_exact_starts(batch)
         plan = self.token_plan(batch)
         return {
             **self.shared_fields(self.read_batch(batch, plan)),
