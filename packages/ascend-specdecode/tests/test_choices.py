@@ -54,6 +54,15 @@ def test_the_ends_of_the_unit_interval() -> None:
     assert inverse_cdf(weights, torch.tensor([0.0, 1 - 2.0**-53]).double()).tolist() == [3, 590]
 
 
+def test_rounding_at_the_border_of_blocks_chooses_no_token_without_weight() -> None:
+    """(0.2 + 0.1) - 0.1 is more than 0.2: what is left of the number must not become negative."""
+    weights = torch.zeros(1, 512, dtype=torch.float64)
+    weights[0, 0], weights[0, 257] = 0.2, 0.1
+    number = torch.tensor([0.2 / (0.2 + 0.1)], dtype=torch.float64)
+    assert float(number * (0.2 + 0.1)) == 0.2
+    assert inverse_cdf(weights, number).tolist() == [257]
+
+
 def test_weights_need_not_sum_to_one_and_are_left_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     weights, uniforms = torch.rand(50, 700, generator=generator), torch.rand(50).double()

@@ -115,6 +115,10 @@ def test_a_draft_model_drafts_as_if_it_had_no_state(prompt: list[int], steps: li
         ahead = writer.state.assume(step.ahead)
         (found,) = run(drafter.propose, [ahead], 2)
         assert list(found.tokens) == greedy_drafts(model, [*writer.tokens, *step.ahead], 2)
+        if step.interrupted:  # while drafting ahead of something else
+            interrupted(model, drafter, writer.state.assume([step.last, step.last]))
+            (found,) = run(drafter.propose, [ahead], 2)
+            assert list(found.tokens) == greedy_drafts(model, [*writer.tokens, *step.ahead], 2)
         writer.step(proposal, [*proposal.tokens[: step.accepted], step.last])
 
 

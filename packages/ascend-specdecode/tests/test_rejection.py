@@ -196,18 +196,18 @@ def test_a_residual_of_zero_emits_what_the_target_can_say(with_probs: bool) -> N
 
     vLLM 0.30 emits token 0 here, of probability 0.
     """
-    almost_one = torch.tensor([0.0, 0.0, 1 - 2.0**-24])
+    almost_one = torch.tensor([0.0, 1 - 2.0**-24, 0.0])
     target = almost_one.expand(1, 2, 3)
-    drafter = torch.tensor([[[0.0, 0.0, 1.0]]]) if with_probs else None
+    drafter = torch.tensor([[[0.0, 1.0, 0.0]]]) if with_probs else None
     found = rejection_sample_with(
-        torch.tensor([[2]]),
+        torch.tensor([[1]]),
         target,
         drafter,
         torch.tensor([1]),
         torch.tensor([[1 - 2.0**-25]]).double(),
         InverseCdf(torch.zeros(1, 2).double()),
     )
-    assert found.tolist() == [[2, -1]]
+    assert found.tolist() == [[1, -1]]
 
 
 def test_a_uniform_of_zero_accepts_nothing_impossible() -> None:

@@ -130,7 +130,7 @@ class TreeVerification:
 
 
 def verify_tree_greedy(tree: DraftTree, target_argmax: Tensor) -> TreeVerification:
-    """Accept the path that the target would have chosen itself.
+    """Accept the longest path that the target would have chosen itself.
 
     Args:
         tree: the drafted trees.
@@ -146,12 +146,20 @@ def verify_tree_greedy(tree: DraftTree, target_argmax: Tensor) -> TreeVerificati
     batch, width = tree.tokens.shape
     check_shape("target_argmax", target_argmax, [batch, width + 1], "[B, N+1]")
     check_indices({"target_argmax": target_argmax}, tree.tokens.device, "tokens")
-    path = _Path.start(tree)
-    for node in range(width):
-        choice = target_argmax.gather(1, path.current.unsqueeze(1) + 1).squeeze(1)
-        path.follow(node, path.tried(node) & (tree.tokens[:, node] == choice))
-    last = target_argmax.gather(1, path.current.unsqueeze(1) + 1).squeeze(1)
-    return path.verification(last.long())
+    above = tree.parents.long().clamp(min=ROOT) + 1
+    agrees = (tree.tokens == target_argmax.gather(1, above)) & tree.present
+    # A node is right if it and all nodes above it agree.
+    ancestry = tree.attention_mask()
+    right = (agrees.unsqueeze(1) | ~ancestry).all(dim=2) & tree.present
+    length = torch.where(right, ancestry.sum(dim=2), 0)
+    padded = torch.nn.functional.pad(length, (1, 0))  # the root, for rows without a right node
+    deepest = padded.argmax(dim=1, keepdim=True)
+    path = torch.nn.functional.pad(ancestry, (0, 0, 1, 0))[torch.arange(batch), deepest.squeeze(1)]
+    index = torch.where(path, torch.arange(width, device=path.device), width).sort(dim=1).values
+    nodes = torch.where(index < width, index, ROOT)
+    tokens = tree.tokens.gather(1, nodes.clamp(min=0))
+    last = target_argmax.gather(1, deepest).squeeze(1).long()
+    return TreeVerification(emit(tokens, padded.gather(1, deepest).squeeze(1), last), nodes)
 
 
 @torch.no_grad()
