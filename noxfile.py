@@ -33,6 +33,9 @@ NEEDS = {
 COVERED = ("ascend-hwprofile",)  # its coverage has a floor, see its pyproject.toml
 RUFF, MYPY = "ruff==0.17.6", "mypy==2.4.1"
 PARALLEL = "pytest-xdist>=3.6"  # two workers: CI has two cores
+# What the tests of the NPU path need beside the emulator: Unicorn runs its aarch64 code.
+NPU_TESTS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.112", PARALLEL, "unicorn>=2.1")
+EMULATED = ("A2", "A3", "A5")
 TEST_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads must not take the cores of the others
@@ -49,6 +52,7 @@ nox.options.sessions = [
     "typecheck",
     "docs",
     *(f"tests-{name}" for name in PACKAGES),
+    "tests-npu-path",
     "build",
     "tests-integration",
 ]
@@ -125,6 +129,23 @@ for _name in PACKAGES:
     _add_test_session(_name)
 
 
+@nox.session(name="tests-npu-path")
+def tests_npu_path(session: nox.Session) -> None:
+    """Our providers -> torch_npu -> aclnn, on an emulated NPU of each family."""
+    session.install(TORCH)  # a CPU build; torch_npu's wheel works with it
+    emulator = _source("ascend-attn-ops", "[emulator]")
+    session.install(_source("ascend-hwprofile"), emulator, TORCH, *NPU_TESTS)
+    session.chdir(_source("ascend-attn-ops"))
+    cache = {"ASCEND_EMULATOR_CACHE": str(Path(session.create_tmp()) / "emulator")}
+    environment = TEST_ENVIRONMENT | cache
+    for soc in EMULATED:
+        emulate = f"--ascend-emulator={soc}"
+        session.run("pytest", "-q", emulate, "tests/npu_path", *session.posargs, env=environment)
+    # Without an emulated NPU torch must not look for one.
+    plain = environment | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    session.run("pytest", "-q", "tests/test_emulator_trampolines.py", env=plain)
+
+
 @nox.session(name="tests-integration")
 def tests_integration(session: nox.Session) -> None:
     """What crosses packages: layer rules, real vLLM, the demo."""
@@ -195,13 +216,17 @@ def siblings(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Performance ratios, each measured in one run; writes benchmarks/results.json."""
-    session.install(TORCH, "numpy", *(_source(name) for name in PACKAGES))
+    emulator = _source("ascend-attn-ops", "[emulator]")
+    session.install(TORCH, "numpy", *(_source(name) for name in PACKAGES), emulator)
+    # torch_npu is there for one of them; without CANN torch must not import it by itself.
+    environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     results: dict[str, dict[str, list[dict[str, object]]]] = {}
     missed = []
     for script in sorted((ROOT / "benchmarks").glob("bench_*.py")):
         out = Path(session.create_tmp()) / f"{script.stem}.json"
         area = script.stem.removeprefix("bench_")
-        session.run("python", str(script), "--json", str(out), success_codes=[0, 1])
+        command = ("python", str(script), "--json", str(out))
+        session.run(*command, success_codes=[0, 1], env=environment)
         results[area] = json.loads(out.read_text())
         missed += [row["name"] for row in results[area]["ratios"] if not row["met"]]
     target = ROOT / "benchmarks" / "results.json"

@@ -31,7 +31,7 @@ def cann_setting() -> str | None:
 
 def _backend_would_fail() -> bool:
     return (
-        _SWITCH not in os.environ
+        os.environ.get(_SWITCH, "1") == "1"
         and not os.environ.get(_EMULATED)
         and cann_setting() is None
         and importlib.util.find_spec("torch_npu") is not None
@@ -42,11 +42,15 @@ def import_torch() -> None:
     """Import torch, without backends that cannot be loaded here."""
     if "torch" in sys.modules or not _backend_would_fail():
         return
+    before = os.environ.get(_SWITCH)
     os.environ[_SWITCH] = "0"
     try:
         importlib.import_module("torch")
     finally:
-        del os.environ[_SWITCH]
+        if before is None:
+            del os.environ[_SWITCH]
+        else:
+            os.environ[_SWITCH] = before
 
 
 import_torch()

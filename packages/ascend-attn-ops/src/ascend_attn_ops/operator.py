@@ -40,12 +40,14 @@ class Provider:
         run: Computes the outputs from an argument record; in-place operators return None.
         gap: Says which part of a legal request the provider does not implement, or None.
         host: Whether it computes on CPU tensors and takes what only CANN refuses.
+        uploads: Whether it takes CPU tensors, too, and copies them to the device and back.
     """
 
     name: str
     run: Callable[[Any], Any]
     gap: Callable[[Any], str | None] = _no_gap
     host: bool = True
+    uploads: bool = False
 
 
 @attrs.frozen

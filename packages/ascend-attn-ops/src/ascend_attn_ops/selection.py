@@ -118,7 +118,11 @@ def _product(op: Operator[Any], profile: HardwareProfile | None) -> list[Refusal
 
 
 def missing_package(provider: str) -> str | None:
-    """Why the package behind a provider cannot be used here, or None. Imports nothing."""
+    """Why what a provider needs cannot be used here, or None. Imports and loads nothing."""
+    if provider == "aclnn":
+        from .providers.aclnn import unavailable_reason
+
+        return unavailable_reason()
     entry = provider_data()["packages"].get(provider)
     if entry is None or importlib.util.find_spec(entry["module"]) is not None:
         return None
@@ -140,7 +144,8 @@ def provider_refusals(
     if missing:
         return [_common("provider_available", parameter=provider.name, found=missing)]
     device = device_of(args)
-    if (device == "npu" and provider.name == "cpu") or (device == "cpu" and not provider.host):
+    on_cpu = provider.host or provider.uploads
+    if (device == "npu" and provider.name == "cpu") or (device == "cpu" and not on_cpu):
         return [
             _common("provider_device", parameter="device", found=f"{device} tensors"),
         ]

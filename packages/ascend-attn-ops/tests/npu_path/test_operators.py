@@ -25,7 +25,7 @@ SERVED = {name for name, _ in NAMES.values()} | {
 
 
 @pytest.fixture(autouse=True)
-def private_formats() -> None:
+def private_formats(npu: Emulator) -> None:
     import torch_npu
 
     torch_npu.npu.config.allow_internal_format = True

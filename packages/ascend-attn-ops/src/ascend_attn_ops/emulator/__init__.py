@@ -27,7 +27,7 @@ Command line: ``python -m ascend_attn_ops.emulator --help``.
 """
 
 from .abi import AclnnError
-from .build import Build, build
+from .builder import Build, build
 from .dispatch import implemented, kernel
 from .errors import AlreadyActiveError, BuildError, EmulatorError, EmulatorUnavailableError
 from .record import Call, Counters, Recording, TensorArgument

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import preload, requirements, runtime, soc, wheel
-from .build import MANIFEST, Build, build, cache_folder
+from .builder import MANIFEST, Build, build, cache_folder
 from .errors import BuildError, EmulatorError, EmulatorUnavailableError
 
 DONE, UNAVAILABLE, USAGE = 0, 1, 2

@@ -247,6 +247,11 @@ class Dispatcher:
         }
         return _Prepared(implementation, space, handles, reader.converted)
 
+    @property
+    def prepared(self) -> int:
+        """Number of prepared calls that their executors still hold."""
+        return len(self._calls)
+
     def tell(self, call: Call) -> None:
         """Let everyone who records know of a call."""
         for listener in self.listeners:

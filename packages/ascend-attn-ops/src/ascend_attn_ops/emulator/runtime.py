@@ -16,7 +16,7 @@ from typing import Any
 from ascend_hwprofile import HardwareProfile
 
 from . import preload, soc
-from .build import MANIFEST, build
+from .builder import MANIFEST, build
 from .errors import AlreadyActiveError, EmulatorError
 from .record import Call, Counters, Recording
 
@@ -110,6 +110,11 @@ class Emulator:
             self._runtime.emulator_used_memory(device) for device in range(self.options["devices"])
         )
         return live
+
+    @property
+    def prepared_calls(self) -> int:
+        """Operator calls whose second stage is still to come, or that a graph may replay."""
+        return int(self._dispatch().prepared)
 
     @contextlib.contextmanager
     def record(self) -> Iterator[Recording]:

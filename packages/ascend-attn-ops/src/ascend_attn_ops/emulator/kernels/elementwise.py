@@ -152,6 +152,16 @@ kernel("aclnnInplaceClampMinTensor")(lambda a: torch.clamp(a.self_ref, a.clip_va
 kernel("aclnnLerp", "aclnnLerps")(lambda a: torch.lerp(a.self, a.end, a.weight))
 kernel("aclnnAddcmul")(lambda a: torch.addcmul(a.self, a.tensor1, a.tensor2, value=a.value))
 kernel("aclnnAddcdiv")(lambda a: torch.addcdiv(a.self, a.tensor1, a.tensor2, value=a.value))
+kernel("aclnnInplaceAddcmul")(
+    lambda a: torch.addcmul(a.self_ref, a.tensor1, a.tensor2, value=a.value)
+)
+kernel("aclnnInplaceAddcdiv")(
+    lambda a: torch.addcdiv(a.self_ref, a.tensor1, a.tensor2, value=a.value)
+)
+kernel("aclnnInplaceLeakyRelu")(lambda a: functional.leaky_relu(a.self_ref, a.negative_slope))
+kernel("aclnnElu")(
+    lambda a: torch.ops.aten.elu(a.self, alpha=a.alpha, scale=a.scale, input_scale=a.input_scale)
+)
 kernel("aclnnSWhere")(lambda a: torch.where(a.condition, a.self, a.other))
 kernel("aclnnInplaceMaskedFillScalar", "aclnnInplaceMaskedFillTensor")(
     lambda a: a.self_ref.masked_fill(a.mask, a.value)

@@ -1,4 +1,4 @@
-"""aclnnFlashAttentionScore, which torch's scaled_dot_product_attention calls; without dropout."""
+"""aclnnFlashAttentionScore and its version for Ascend950, which torch's scaled_dot_product_attention calls; without dropout."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import torch
 from ..abi import NOT_EMULATED, AclnnError
 from ..dispatch import kernel
 
+_UNKNOWN = ("real_shift", "padding_mask", "drop_mask", "sink", "query_rope", "key_rope", "d_scale_q",
+            "d_scale_k", "d_scale_v")  # fmt: skip
+
 
 def _check(_name: str, a: Any) -> None:
-    for name in ("real_shift", "padding_mask", "drop_mask"):
-        if getattr(a, name) is not None:
+    for name in _UNKNOWN:
+        if getattr(a, name, None) is not None:
             raise AclnnError(NOT_EMULATED, f"{name} is not emulated")
     if a.input_layout != "BNSD" or a.keep_prob != 1.0:
         raise AclnnError(NOT_EMULATED, "only input_layout BNSD without dropout is emulated")
 
 
-@kernel("aclnnFlashAttentionScore", check=_check, workspace=8192)
+@kernel("aclnnFlashAttentionScore", "aclnnFlashAttentionScoreV4", check=_check, workspace=8192)
 def flash_attention_score(a: Any) -> tuple[torch.Tensor | None, ...]:
     """Maximum and sum (B, N, S, 8), nothing, and out (B, N, S, D)."""
     group = a.query.shape[1] // a.key.shape[1]

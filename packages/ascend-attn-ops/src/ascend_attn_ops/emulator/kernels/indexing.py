@@ -71,6 +71,12 @@ def index_put(a: Any) -> None:
     torch.ops.aten.index_put_(a.self_ref, _indices(a), a.values, a.accumulate)
 
 
+@kernel("aclnnScatterNdUpdate")
+def scatter_nd_update(a: Any) -> None:
+    """``varRef[indices[row]] = updates[row]``, the last dimension of the indices being a place."""
+    a.var_ref[tuple(a.indices.long().unbind(-1))] = a.updates
+
+
 @kernel("aclnnScatter", "aclnnInplaceScatter", "aclnnScatterValue", "aclnnInplaceScatterValue")
 def scatter(a: Any) -> torch.Tensor:
     """``reduce``: 0 replaces, 1 adds, 2 multiplies."""

@@ -51,12 +51,25 @@ def random(a: Any) -> torch.Tensor:
 
 @kernel("aclnnDropoutGenMaskV2")
 def dropout_mask(a: Any) -> torch.Tensor:
-    """One bit per element, 1 where it stays, in bytes from the lowest bit; the rest is 0."""
-    count = torch.Size(a.shape).numel()
-    bits = torch.zeros(a.out.numel() * 8, dtype=torch.uint8)
-    bits[:count] = _uniform(a, torch.Size([count])) >= a.prob
+    """One bit per element, 1 where it stays."""
+    stays = _uniform(a, torch.Size([torch.Size(a.shape).numel()])) >= a.prob
+    return _packed(stays, a.out.numel()).view(a.out.shape)
+
+
+def _packed(bits: torch.Tensor, size: int) -> torch.Tensor:
+    """Bits in ``size`` bytes, the lowest bit of a byte first; the rest is 0."""
+    padded = torch.zeros(size * 8, dtype=torch.uint8)
+    padded[: bits.numel()] = bits.flatten()
     weights = 2 ** torch.arange(8, dtype=torch.uint8)
-    return (bits.view(-1, 8) * weights).sum(-1, dtype=torch.uint8).view(a.out.shape)
+    return (padded.view(-1, 8) * weights).sum(-1, dtype=torch.uint8)
+
+
+@kernel("aclnnDropoutV3")
+def dropout_with_mask(a: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both at once, as Ascend950 has it."""
+    stays = _uniform(a, a.input.shape) >= a.p
+    scaled = torch.where(stays, a.input / (1 - a.p), 0)
+    return scaled, _packed(stays, a.mask_out.numel()).view(a.mask_out.shape)
 
 
 @kernel("aclnnDropoutDoMask")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...operator import Operator, Provider, TensorMeta
+from ...providers.aclnn import aclnn_provider
 from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from . import providers
@@ -27,6 +28,7 @@ gather_pa_kv_cache = register(
             "cpu": Provider("cpu", run_cpu, providers.host_gap),
             "reference": Provider("reference", run_reference, providers.host_gap),
             "torch_npu": torch_npu_provider(providers.torch_npu_call),
+            "aclnn": aclnn_provider("gather_pa_kv_cache"),
         },
         npu_calls={"torch_npu": providers.torch_npu_call},
         samples=samples,

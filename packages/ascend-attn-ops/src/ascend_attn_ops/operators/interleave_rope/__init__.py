@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...operator import NpuCall, Operator, Provider, TensorMeta, Tolerance
+from ...providers.aclnn import aclnn_provider
 from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from .._shared.rotary import rotate_interleaved_to_half
@@ -36,6 +37,7 @@ interleave_rope = register(
         providers={
             "reference": Provider("reference", _run_reference),
             "torch_npu": torch_npu_provider(_torch_npu_call),
+            "aclnn": aclnn_provider("interleave_rope"),
         },
         npu_calls={"torch_npu": _torch_npu_call},
         tolerances={

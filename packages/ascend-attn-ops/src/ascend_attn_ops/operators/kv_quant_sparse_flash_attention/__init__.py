@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...operator import Operator, Provider, TensorMeta, Tolerance
+from ...providers.aclnn import aclnn_provider
 from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from . import providers
@@ -30,6 +31,7 @@ kv_quant_sparse_flash_attention = register(
             "cpu": Provider("cpu", run_cpu, providers.host_gap),
             "reference": Provider("reference", run_reference, providers.host_gap),
             "torch_npu": torch_npu_provider(providers.torch_npu_call),
+            "aclnn": aclnn_provider("kv_quant_sparse_flash_attention"),
         },
         npu_calls={"torch_npu": providers.torch_npu_call},
         tolerances={

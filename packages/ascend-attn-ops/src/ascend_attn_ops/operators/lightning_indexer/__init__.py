@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...operator import Operator, Provider, TensorMeta
+from ...providers.aclnn import aclnn_provider
 from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from .._shared.indexer_outputs import indices_meta
@@ -30,6 +31,7 @@ lightning_indexer = register(
             "cpu": Provider("cpu", run_cpu),
             "reference": Provider("reference", run_reference),
             "torch_npu": torch_npu_provider(providers.torch_npu_call),
+            "aclnn": aclnn_provider("lightning_indexer"),
         },
         npu_calls={"torch_npu": providers.torch_npu_call},
         samples=samples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...operator import Operator, Provider, TensorMeta
+from ...providers.aclnn import aclnn_provider
 from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from .._shared.indexer_outputs import indices_meta
@@ -26,6 +27,7 @@ quant_lightning_indexer = register(
             "cpu": Provider("cpu", providers.run_cpu, providers.host_gap),
             "reference": Provider("reference", providers.run_reference, providers.host_gap),
             "torch_npu": torch_npu_provider(providers.torch_npu_call),
+            "aclnn": aclnn_provider("quant_lightning_indexer"),
         },
         npu_calls={"torch_npu": providers.torch_npu_call},
         samples=samples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...operator import Operator, Provider, TensorMeta
+from ...providers.aclnn import aclnn_provider
 from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from . import providers
@@ -25,6 +26,7 @@ scatter_pa_kv_cache = register(
             "cpu": Provider("cpu", providers.run_cpu, providers.gap),
             "reference": Provider("reference", providers.run_reference, providers.gap),
             "torch_npu": torch_npu_provider(providers.torch_npu_call),
+            "aclnn": aclnn_provider("scatter_pa_kv_cache"),
         },
         npu_calls={"torch_npu": providers.torch_npu_call},
         samples=samples,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...operator import Operator, Provider, TensorMeta, Tolerance
+from ...providers.aclnn import aclnn_provider
 from ...registry import register
 from . import providers
 from .arguments import SparseFlashAttentionArguments
@@ -35,6 +36,7 @@ sparse_flash_attention = register(
             "cpu": Provider("cpu", run_cpu),
             "reference": Provider("reference", run_reference),
             "torch_npu": providers.TORCH_NPU,
+            "aclnn": aclnn_provider("sparse_flash_attention"),
         },
         npu_calls={"torch_npu": providers.torch_npu_call},
         tolerances={

@@ -35,8 +35,9 @@ def rows_as_requests(a: Args) -> Args:
     seen = a.actual_seq_lengths_kv.index_select(0, request)
     if a.sparse_mode == 3:
         seen = seen + rows + 1 - ends.index_select(0, request)
-    return attrs.evolve(
-        a,
+    record: Any = a  # mypy does not see that the record decorator is attrs.frozen
+    evolved: Args = attrs.evolve(
+        record,
         query=a.query.unsqueeze(1),
         query_rope=None if a.query_rope is None else a.query_rope.unsqueeze(1),
         sparse_indices=a.sparse_indices.unsqueeze(1),
@@ -45,6 +46,7 @@ def rows_as_requests(a: Args) -> Args:
         actual_seq_lengths_kv=(seen.clamp(min=0) * real).to(ends.dtype),
         block_table=a.block_table.index_select(0, request),
     )
+    return evolved
 
 
 def as_packed(outputs: Any) -> tuple[torch.Tensor, ...]:

@@ -9,6 +9,7 @@ import torch
 
 from ....contract import Contract
 from ....operator import NpuCall, Operator, Provider, Sample, TensorMeta, Tolerance
+from ....providers.aclnn import aclnn_provider
 from ....providers.torch_npu import torch_npu_provider
 from .call import Call
 from .cpu import run_cpu
@@ -35,6 +36,7 @@ def fused_infer_operator(
             "cpu": Provider("cpu", _on_host(run_cpu), _gap),
             "reference": Provider("reference", _on_host(run_reference), _gap),
             "torch_npu": torch_npu_provider(torch_npu_call),
+            "aclnn": aclnn_provider(contract.name),
         },
         npu_calls={"torch_npu": torch_npu_call},
         tolerances={

@@ -30,7 +30,7 @@ from .errors import BuildError, EmulatorUnavailableError
 _RUNTIME = ("state", "device", "memory", "copies", "streams", "graphs", "events", "single_ops")
 _OPERATORS = ("handles", "opapi", "executors", "describe")
 _FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror")
-_RECIPE = ("build.py", "trampolines.py", "wheel.py", "elf.py")
+_RECIPE = ("builder.py", "trampolines.py", "wheel.py", "elf.py")
 _OPENED_LATER = ("libnnopbase.so",)  # torch_npu opens it for the workspace of captured operators
 MANIFEST = "manifest.json"
 
