@@ -68,7 +68,7 @@ def test_memory_runs_out_where_it_ends(npu: Emulator) -> None:
     free, total = torch.npu.mem_get_info()
     assert free <= total
     with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(total, dtype=torch.uint8, device="npu")
+        torch.empty(total + 1, dtype=torch.uint8, device="npu")
     npu.set_memory(total // 2)
     try:
         assert torch.npu.mem_get_info()[1] == total // 2

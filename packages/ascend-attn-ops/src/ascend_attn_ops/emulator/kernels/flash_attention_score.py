@@ -1,4 +1,4 @@
-"""aclnnFlashAttentionScore and its version for Ascend950, which torch's scaled_dot_product_attention calls; without dropout."""
+"""What torch's scaled_dot_product_attention calls: aclnnFlashAttentionScore, V4 on Ascend950."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from ..abi import NOT_EMULATED, AclnnError
 from ..dispatch import kernel
 
-_UNKNOWN = ("real_shift", "padding_mask", "drop_mask", "sink", "query_rope", "key_rope", "d_scale_q",
-            "d_scale_k", "d_scale_v")  # fmt: skip
+_UNKNOWN = (
+    "real_shift", "padding_mask", "drop_mask", "sink", "query_rope", "key_rope",
+    "d_scale_q", "d_scale_k", "d_scale_v",
+)  # fmt: skip
 
 
 def _check(_name: str, a: Any) -> None:
