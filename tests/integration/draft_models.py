@@ -14,6 +14,45 @@ HEADS, KV_HEADS = 4, 2
 MASK_TOKEN = VOCABULARY - 1
 
 DFLASH, DFLASH2 = "DFlashDraftModel", "DFlash2DraftModel"
+GLM: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "model_type": "glm_moe_dsa",
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 2 * HIDDEN,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "moe_layer_freq": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 64,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "index_topk": 160,
+    "index_head_dim": 128,
+    "index_n_heads": 16,
+    "index_topk_freq": 1,
+    "indexer_rope_interleave": True,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "tie_word_embeddings": False,
+}
+"""A tiny GLM-5: sizes that the operators fix are the real ones."""
+
 SELECTOR = {"selector_top_k": 8, "selector_rank": 16, "conv_kernel_size": 2, "conv_group_size": 32}
 """What a DFlash2 draft has beyond a DFlash draft: candidates, and convolutions inside a block."""
 
@@ -81,40 +120,27 @@ def make_qwen3_config(folder: Path, **further: Any) -> Path:
 
 def make_glm_config(folder: Path, **further: Any) -> Path:
     """A `glm_moe_dsa` target (latent attention, keys chosen by an indexer) without weights."""
-    config = {
-        "architectures": ["GlmMoeDsaForCausalLM"],
-        "model_type": "glm_moe_dsa",
-        "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "moe_intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "first_k_dense_replace": 1,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "moe_layer_freq": 1,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 64,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 32,
-        "v_head_dim": 32,
-        "index_topk": 32,
-        "index_head_dim": 128,
-        "index_n_heads": 16,
-        "indexer_rope_interleave": True,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        "tie_word_embeddings": False,
-    }
-    return write_config(folder, {**config, **further})
+    return write_config(folder, {**GLM, **further})
+
+
+def make_sturdy_glm(folder: Path) -> Path:
+    """A `glm_moe_dsa` target with random weights whose answers survive half precision.
+
+    Two choices of such a model jump when a number moves a little: which experts a token has, and
+    which keys it sees. Here every token has the same two experts, with weights of its own, and the
+    indexer leaves out a few of many keys, at the end of the longest prompt only.
+    """
+    import torch
+    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+
+    torch.manual_seed(0)
+    model = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**GLM)).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(2.0 * torch.arange(buffer.shape[0]))
+    model.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return write_config(folder, {**written, **GLM})

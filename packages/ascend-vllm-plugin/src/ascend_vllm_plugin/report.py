@@ -42,6 +42,20 @@ def report_routing(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
     return table
 
 
+def report_plans(vllm_config: VllmConfig, target: nn.Module) -> None:
+    """Log the plans that the drafts of this process have used, and write them to the routing file.
+
+    Nothing is said where no layer uses plans.
+    """
+    table = routing_table(vllm_config, target)
+    if table.plans is None:
+        return
+    logger.info("%s", table.plans.render())
+    path = routing_file()
+    if path is not None:
+        table.write(path)
+
+
 def routing_table(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
     """Group the attention layers that vLLM built by kind and backend; see `report_routing`."""
     targets = {id(module) for module in target.modules()}
