@@ -34,6 +34,7 @@ def _backend_would_fail() -> bool:
         os.environ.get(_SWITCH, "1") == "1"
         and not os.environ.get(_EMULATED)
         and cann_setting() is None
+        and "torch_npu" not in sys.modules
         and importlib.util.find_spec("torch_npu") is not None
     )
 
