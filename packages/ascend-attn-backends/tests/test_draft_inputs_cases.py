@@ -178,6 +178,12 @@ class TestCase26:
         ):
             vocabulary.to_target_logits(torch.zeros(2, 10))
 
+    def test_case_26_the_map_moves_to_the_device_of_the_drafts(self) -> None:
+        vocabulary = DraftVocabulary.from_target_ids(self.target_ids, 10).to("meta")
+        drafts = torch.zeros(2, 3, dtype=torch.int32, device="meta")
+        assert vocabulary.to_target_ids(drafts).shape == (2, 3)
+        assert vocabulary.to_target_logits(torch.zeros(2, 4, device="meta")).shape == (2, 10)
+
 
 def draft_steps(group: ThreadDCPGroup, count: int) -> int:
     """Draft steps, each with a collective."""

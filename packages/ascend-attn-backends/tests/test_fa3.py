@@ -243,6 +243,19 @@ class TestPackage:
         assert args[1].shape[0] == (blocks - 1) * apart + 1
         assert torch.equal(kwargs["page_table"], scenario.block_table * apart)
 
+    @pytest.mark.parametrize(("kv_heads", "blocks"), [(1, 3), (1, 1), (2, 1)])
+    def test_single_heads_and_single_blocks(self, kv_heads: int, blocks: int) -> None:
+        """Strides of dimensions of one element say nothing."""
+        scenario = Scenario([3], [20 if blocks > 1 else 9], kv_heads=kv_heads, spare_blocks=0)
+        memory = torch.zeros(scenario.key_cache.shape[0], 2, 16, kv_heads, 16)
+        for place, name in enumerate(("key_cache", "value_cache")):
+            memory[:, place] = getattr(scenario, name).transpose(1, 2)
+            setattr(scenario, name, memory[:, place].transpose(1, 2))
+        expected = run_fa3(scenario)
+        with stand_in():
+            output = run_fa3(scenario, provider="flash_attn_npu")
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
     def test_control_the_stand_in_ignores_block_strides(self) -> None:
         """As the kernels do: strided blocks handed over as they are give other numbers."""
         memory = torch.randn(4, 2, 16, 2, 16)

@@ -140,6 +140,10 @@ class DraftVocabulary:
         """Tokens that the draft knows."""
         return self.target_ids.shape[0]
 
+    def to(self, device: torch.device | str) -> DraftVocabulary:
+        """The same with its map on ``device``, where the drafts are; move it once, not per step."""
+        return attrs.evolve(self, target_ids=self.target_ids.to(device))
+
     def check_head(self, weight: torch.Tensor) -> None:
         """Check that a head belongs to this vocabulary.
 
@@ -160,16 +164,20 @@ class DraftVocabulary:
             )
 
     def to_target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """The target's ids of draft ids, same shape; negative placeholders stay as they are."""
+        """The target's ids of draft ids, same shape; negative placeholders stay as they are.
+
+        Args:
+            draft_ids: Any shape, int32 or int64, on the device of the map; see :meth:`to`.
+        """
         known = draft_ids.clamp(min=0).long()
-        mapped = self.target_ids.to(draft_ids.device)[known].to(draft_ids.dtype)
+        mapped = self.target_ids[known].to(draft_ids.dtype)
         return torch.where(draft_ids < 0, draft_ids, mapped)
 
     def to_target_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits over the target's vocabulary; tokens that the draft does not know have -inf.
 
         Args:
-            logits: ``[..., draft_size]``.
+            logits: ``[..., draft_size]`` on the device of the map; see :meth:`to`.
 
         Returns:
             ``[..., target_size]``, dtype and device of ``logits``.
@@ -180,5 +188,5 @@ class DraftVocabulary:
         if logits.shape[-1] != self.size:
             raise InvalidFieldError("logits", list(logits.shape), f"[..., {self.size}]")
         spread = logits.new_full((*logits.shape[:-1], self.target_size), float("-inf"))
-        spread[..., self.target_ids.to(logits.device)] = logits
+        spread[..., self.target_ids] = logits
         return spread

@@ -121,6 +121,20 @@ def scatter_view(cache: torch.Tensor) -> torch.Tensor:
     return cache.transpose(1, 2)
 
 
+def blocks_are_dense(cache: torch.Tensor) -> bool:
+    """Whether each block is one piece of memory in the order of its dimensions.
+
+    Args:
+        cache: ``[num_blocks, ...]``; the blocks may lie anywhere.
+    """
+    expected = 1
+    for size, stride in zip(reversed(cache.shape[1:]), reversed(cache.stride()[1:]), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def slots_for_positions(
     block_table: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, block_size: int
 ) -> torch.Tensor:

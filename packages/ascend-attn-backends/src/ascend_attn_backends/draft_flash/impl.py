@@ -8,6 +8,7 @@ import torch
 
 from ascend_attn_ops import FlashAttnArguments
 
+from ..kv_layout import blocks_are_dense
 from ..masks import BAND, MaskMode
 from ..paged_layer import PagedAttentionLayer
 from ..plan_cache import PlanGeometry, require_fitting_plan
@@ -134,16 +135,6 @@ def _cache_views(
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
     """Both caches as the operator reads them without a copy, and the name of that layout."""
     key, value = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    if _contiguous_blocks(key) and _contiguous_blocks(value):
+    if blocks_are_dense(key) and blocks_are_dense(value):
         return key, value, "PA_BBND"
     return key_cache, value_cache, "PA_BNBD"
-
-
-def _contiguous_blocks(cache: torch.Tensor) -> bool:
-    """Whether each block is one piece of memory; the blocks may lie anywhere."""
-    expected = 1
-    for size, stride in zip(reversed(cache.shape[1:]), reversed(cache.stride()[1:]), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

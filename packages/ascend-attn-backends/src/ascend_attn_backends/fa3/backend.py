@@ -7,18 +7,20 @@ from typing import Any, ClassVar
 
 import ascend_attn_ops
 from ascend_attn_ops import Refusal
+from ascend_attn_ops.selection import HOST_PROVIDERS
 from ascend_hwprofile import HardwareProfile
 
 from ..kv_layout import PagedCacheShape
 from ..request import BackendRequest
 from ..selection import unmet_demands
-from ..sparse_refusals import plain_cache_refusals, tensor
+from ..sparse_refusals import plain_cache_refusals
+from ..standard.backend import smallest_step
 from .builder import AscendFAMetadataBuilder
 from .impl import AscendFAImpl
 from .metadata import AscendFAMetadata
 from .package import facts, missing_package
 
-_HOST_PROVIDERS = ("cpu", "reference")
+_WRITE = "scatter_pa_kv_cache"
 
 
 class AscendFABackend:
@@ -54,12 +56,12 @@ class AscendFABackend:
         if refusals:
             return refusals
         return ascend_attn_ops.check(
-            "scatter_pa_kv_cache", _smallest_write(request), profile, provider=request.provider
+            _WRITE, smallest_step(request)[_WRITE], profile, provider=request.provider
         )
 
 
 def _package_refusals(request: BackendRequest, profile: HardwareProfile) -> Iterator[Refusal]:
-    limits, simulated = facts()["limits"], request.provider in _HOST_PROVIDERS
+    limits, simulated = facts()["limits"], request.provider in HOST_PROVIDERS
     sizes = limits["block_size"].get(profile.family.value)
     if sizes is None:
         families = [key for key in limits["block_size"] if key != "source"]
@@ -93,17 +95,3 @@ def _package_refusals(request: BackendRequest, profile: HardwareProfile) -> Iter
 
 def _refusal(rule: str, parameter: str, found: str, allowed: str, entry: Any) -> Refusal:
     return Refusal(f"fa3.{rule}", parameter, found, allowed, entry["source"])
-
-
-def _smallest_write(request: BackendRequest) -> dict[str, Any]:
-    """Arguments of the cache writer for one token, as data."""
-    token = tensor(request, 1, request.num_kv_heads, request.head_size)
-    pages = tensor(request, 1, request.block_size, request.num_kv_heads, request.head_size)
-    return {
-        "key": token,
-        "value": token,
-        "key_cache": pages,
-        "value_cache": pages,
-        "slot_mapping": {"shape": [1], "dtype": "int64"},
-        "cache_mode": "Norm",
-    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ascend_attn_ops import current_provider
+from ascend_attn_ops.selection import HOST_PROVIDERS
 
 from ..errors import InvalidFieldError
 from ..kv_layout import scatter_view
@@ -15,7 +16,6 @@ from .package import missing_package
 from .reference import tokenwise_attention
 
 PACKAGE, REFERENCE = "flash_attn_npu", "reference"
-_HOST_PROVIDERS = ("reference", "cpu")
 
 
 class AscendFAImpl(PagedAttentionLayer):
@@ -97,5 +97,5 @@ class AscendFAImpl(PagedAttentionLayer):
     def _provider(self, device: str) -> str:
         if self.provider is not None:
             return self.provider
-        hosted = device != "npu" or current_provider() in _HOST_PROVIDERS
+        hosted = device != "npu" or current_provider() in HOST_PROVIDERS
         return REFERENCE if hosted or missing_package() is not None else PACKAGE

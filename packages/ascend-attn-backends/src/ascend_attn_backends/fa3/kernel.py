@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import InvalidFieldError
+from ..kv_layout import blocks_are_dense
 from .metadata import AscendFAMetadata
 from .package import flash_attn_with_kvcache
 
@@ -78,9 +79,8 @@ def dense_pages(name: str, cache: torch.Tensor) -> tuple[torch.Tensor, int]:
             a multiple of a block.
     """
     blocks, page = cache.shape[0], cache[:1].numel()
-    inner = torch.empty(cache.shape[1:], device="meta").stride()
-    step, rest = divmod(cache.stride(0), page)
-    if tuple(cache.stride()[1:]) != inner or rest or step < 1:
+    step, rest = (1, 0) if blocks == 1 else divmod(cache.stride(0), page)
+    if not blocks_are_dense(cache) or rest or step < 1:
         raise InvalidFieldError(
             name,
             f"strides {tuple(cache.stride())} for shape {list(cache.shape)}",
@@ -88,5 +88,6 @@ def dense_pages(name: str, cache: torch.Tensor) -> tuple[torch.Tensor, int]:
         )
     if step == 1:
         return cache, 1
-    shape = ((blocks - 1) * step + 1, *cache.shape[1:])
-    return cache.as_strided(shape, (page, *inner)), step
+    tokens, heads, size = cache.shape[1:]
+    shape = ((blocks - 1) * step + 1, tokens, heads, size)
+    return cache.as_strided(shape, (page, heads * size, size, 1)), step

@@ -152,6 +152,10 @@ class DecodeBuffers:
             AttentionBatchError: See :meth:`check`. Nothing is written then.
         """
         self.check(batch)
+        self.fill(batch)
+
+    def fill(self, batch: AttentionBatch) -> None:
+        """:meth:`refresh` for a batch that passed :meth:`check`."""
         rows, tokens = batch.num_reqs, batch.num_tokens
         lens = batch.host_seq_lens()[:rows]
         columns = min(batch.block_table.shape[1], self.group.max_blocks)

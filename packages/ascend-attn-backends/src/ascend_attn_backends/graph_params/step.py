@@ -125,7 +125,7 @@ class CapturedStep:
                 allowed = f"the {batch.num_tokens} tokens of group {name!r}"
                 raise InvalidFieldError("positions", f"{tokens} positions", allowed)
         for name, batch in batches.items():
-            self.buffers[name].refresh(batch)
+            self.buffers[name].fill(batch)
         copy_into(self.positions[:tokens], positions)
         self.positions[tokens:].zero_()
 
