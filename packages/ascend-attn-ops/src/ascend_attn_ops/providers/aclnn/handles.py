@@ -141,6 +141,8 @@ class Handles:
             makers[kind] = partial(self.array, kind)
         try:
             return makers.get(parameter.kind, CTYPES[parameter.kind])(value)
+        except ArrayError as error:
+            raise ArrayError(f"{parameter.name}: {error}") from None
         except (TypeError, AttributeError) as error:
             raise ArrayError(
                 f"{parameter.name}: found {value!r}; allowed: {parameter.kind}"

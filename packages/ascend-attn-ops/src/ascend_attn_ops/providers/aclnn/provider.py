@@ -6,6 +6,7 @@ are, on torch_npu's current stream, and the call does not wait.
 
 from __future__ import annotations
 
+import importlib
 import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +85,8 @@ def default_runtime() -> Runtime:
 def current_runtime(device: torch.device) -> Runtime:
     """This thread's runtime on torch_npu's current stream of an NPU."""
     # Reading npu_stream also empties torch_npu's queue of operators that are not launched yet.
-    stream = torch.npu.current_stream(device).npu_stream
+    torch_npu = importlib.import_module("torch_npu")
+    stream = torch_npu.npu.current_stream(device).npu_stream
     index = device.index or 0
     runtime = _runtimes.borrowed.get(index)
     if runtime is None:
@@ -172,8 +174,6 @@ def _input(name: str, parameter: Parameter, args: Any) -> Any:
         return fixed[parameter.name]
     ours = entry.get("names", {}).get(parameter.name, parameter.name)
     value = getattr(args, ours, None) if parameter.optional else getattr(args, ours)
-    if value is None and parameter.name in entry.get("absent", {}):
-        value = getattr(args, entry["absent"][parameter.name])
     if parameter.name in entry.get("values", {}):
         value = entry["values"][parameter.name][value]
     return value
