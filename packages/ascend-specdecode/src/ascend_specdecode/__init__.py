@@ -25,6 +25,7 @@ from ascend_specdecode.errors import (
     ArgumentError,
     DrafterError,
     EngineClosedError,
+    MissingExtraError,
     ProtocolError,
     QueueFullError,
     SpecDecodeError,
@@ -37,7 +38,10 @@ from ascend_specdecode.ngram import (
     find_ngram,
     propose_ngram,
 )
+from ascend_specdecode.observability.live import live_progress
+from ascend_specdecode.observability.metrics import prometheus_collector
 from ascend_specdecode.observability.statistics import Histogram, Statistics
+from ascend_specdecode.observability.summary import Summary
 from ascend_specdecode.observability.trace import Lane, Span, Trace
 from ascend_specdecode.orchestrator.config import EngineConfig, Mode, WhenFull
 from ascend_specdecode.orchestrator.engine import Completion, DraftVerify, Load
@@ -136,6 +140,7 @@ __all__ = [
     "Lane",
     "Load",
     "LogitsSampler",
+    "MissingExtraError",
     "Mode",
     "ModelDrafter",
     "NgramDrafter",
@@ -160,6 +165,7 @@ __all__ = [
     "Statistics",
     "SuffixAutomaton",
     "SuffixDrafter",
+    "Summary",
     "Target",
     "TargetError",
     "TokenBuffer",
@@ -177,6 +183,8 @@ __all__ = [
     "distinct_sibling_probs",
     "find_ngram",
     "inverse_cdf",
+    "live_progress",
+    "prometheus_collector",
     "propose_ngram",
     "rejection_sample",
     "rejection_sample_tree",

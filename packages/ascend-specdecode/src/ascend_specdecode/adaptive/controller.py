@@ -169,9 +169,10 @@ class _Measured:
         wait for the drafts of those whose guess failed, or these miss every second step.
         """
         score, draft = self.costs.score.seconds(rows * (k + 1)), self.costs.draft.seconds(k)
+        beside = max(score, self.costs.draft.seconds(k + 1))
         held = math.prod(chances[:k]) * chances[k - 1]
-        going = (2.0 - held) * max(score, self.costs.draft.seconds(k + 1))
-        return score + draft * (1.0 - held**rows), going
+        all_hold = held**rows
+        return all_hold * beside + (1.0 - all_hold) * (score + draft), (2.0 - held) * beside
 
     def _rates(self, rows: int, chances: Sequence[float]) -> list[float]:
         """Expected tokens per second of one request for k = 0..largest."""

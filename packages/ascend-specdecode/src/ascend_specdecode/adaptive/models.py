@@ -11,7 +11,7 @@ from typing import Final
 
 # Before anything is known a draft is taken to be accepted more often than not, so that it is tried.
 _FIRST_ACCEPTANCE: Final = 0.6
-_PRIOR_WEIGHT: Final = 2.0
+_PRIOR_WEIGHT: Final = 8.0  # in drafts
 _OUTLIER: Final = 4.0  # an observation counts at most as so many times the prediction
 _LEAN: Final = 0.01  # weight of the prior slope, against the squared relative spread of the sizes
 _TRUSTED: Final = 5.0  # observations after which outliers are recognised

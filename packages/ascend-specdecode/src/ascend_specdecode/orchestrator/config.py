@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -14,6 +14,8 @@ from ascend_specdecode.arguments import check_integer, check_number
 from ascend_specdecode.errors import ArgumentError
 
 _ALL_SECONDS: Final = 1e9
+
+Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 
 class Mode(enum.StrEnum):
@@ -28,6 +30,20 @@ class WhenFull(enum.StrEnum):
 
     WAIT = "wait"  # its caller waits, in order of arrival
     REFUSE = "refuse"  # its caller gets QueueFullError
+
+
+def _choice(name: str, value: str, kind: type[Choice]) -> Choice:
+    if value not in list(kind):
+        raise ArgumentError(name, repr(value), " or ".join(repr(str(one)) for one in kind))
+    return kind(value)
+
+
+def _mode(value: str) -> Mode:
+    return _choice("mode", value, Mode)
+
+
+def _when_full(value: str) -> WhenFull:
+    return _choice("when_full", value, WhenFull)
 
 
 def _integer(least: int) -> Callable[[Any, Any, Any], None]:
@@ -76,7 +92,7 @@ class EngineConfig:
         ArgumentError: a setting is out of range.
     """
 
-    mode: Mode = attrs.field(default=Mode.LOCKSTEP, converter=Mode)
+    mode: Mode = attrs.field(default=Mode.LOCKSTEP, converter=_mode)
     num_speculative_tokens: int = attrs.field(default=4, validator=_integer(0))
     adaptive: AdaptiveConfig | None = attrs.field(factory=AdaptiveConfig)
     max_num_seqs: int = attrs.field(default=256, validator=_integer(1))
@@ -84,7 +100,7 @@ class EngineConfig:
     max_cached_tokens: int | None = None
     prefill_chunk: int = attrs.field(default=2048, validator=_integer(1))
     max_waiting: int = attrs.field(default=1024, validator=_integer(1))
-    when_full: WhenFull = attrs.field(default=WhenFull.WAIT, converter=WhenFull)
+    when_full: WhenFull = attrs.field(default=WhenFull.WAIT, converter=_when_full)
     max_queued_events: int = attrs.field(default=64, validator=_integer(1))
     draft_time_limit: float | None = attrs.field(default=10.0, validator=_optional_seconds)
     score_time_limit: float | None = attrs.field(default=None, validator=_optional_seconds)

@@ -1,6 +1,6 @@
 """Runs of the engine in virtual time, with costs of a hardware profile and seeded faults."""
 
-from ascend_specdecode.simulator.campaign import Campaign, campaign, replay_command
+from ascend_specdecode.simulator.campaigns import Campaign, campaign, replay_command
 from ascend_specdecode.simulator.clock import Backend, DeadlockError, VirtualTimeLoop, run_virtual
 from ascend_specdecode.simulator.costs import (
     DecodeCost,
@@ -17,7 +17,7 @@ from ascend_specdecode.simulator.models import (
     continuation,
 )
 from ascend_specdecode.simulator.runs import RunResult, make_engine, run
-from ascend_specdecode.simulator.scenario import Scenario, scenario
+from ascend_specdecode.simulator.scenarios import Scenario, scenario
 from ascend_specdecode.simulator.speed import SpeedResult, Workload, measure_speed
 
 __all__ = [

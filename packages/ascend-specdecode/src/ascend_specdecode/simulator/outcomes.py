@@ -20,7 +20,7 @@ from ascend_specdecode.requests import (
     Tokens,
 )
 from ascend_specdecode.simulator.models import continuation
-from ascend_specdecode.simulator.scenario import Closing, Consumer
+from ascend_specdecode.simulator.scenarios import Closing, Consumer
 
 
 @attrs.define(eq=False)

@@ -26,7 +26,7 @@ from ascend_specdecode.simulator.models import (
     SpinError,
 )
 from ascend_specdecode.simulator.outcomes import Facts, Outcome, violations
-from ascend_specdecode.simulator.scenario import Closing, Interest, Scenario, scenario
+from ascend_specdecode.simulator.scenarios import Closing, Interest, Scenario, scenario
 
 HANGS_AFTER: Final = 100 * LONG
 """Virtual seconds after which a run counts as hung; every injected delay is over long before."""
