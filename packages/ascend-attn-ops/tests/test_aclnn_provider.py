@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ascend_attn_ops as ops
+from ascend_attn_ops import selection
 from ascend_attn_ops.cli import main
 from ascend_attn_ops.providers import aclnn
 from ascend_attn_ops.providers.aclnn import arrays, errors, libraries
@@ -52,6 +53,15 @@ def test_a_call_that_asks_for_it_is_refused_with_the_reason() -> None:
     tensors = [torch.zeros(t.shape, dtype=t.dtype) for t in (record.x, record.cos, record.sin)]
     with pytest.raises(ops.ProviderUnavailableError, match="no CANN"):
         ops.interleave_rope(*tensors, provider="aclnn")
+
+
+def test_a_missing_cann_ops_transformer_says_how_to_get_it() -> None:
+    sample = next(s for s in ops.flash_attn.samples() if not s.rules)
+    record = ops.from_data(ops.flash_attn.record, sample.data)
+    provider = ops.flash_attn.providers["cann_ops_transformer"]
+    (refusal,) = selection.provider_refusals(ops.flash_attn, provider, record, None)
+    assert refusal.rule == "provider_available"
+    assert "build the ops-transformer package of CANN from source" in refusal.found
 
 
 def test_every_mapped_operator_has_the_provider_and_no_other() -> None:

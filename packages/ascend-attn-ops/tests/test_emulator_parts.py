@@ -37,7 +37,8 @@ def test_exported_names_are_pinned() -> None:
     assert set(emulator.__all__) == {
         "AclnnError", "AlreadyActiveError", "Build", "BuildError", "Call", "Counters", "Emulator",
         "EmulatorError", "EmulatorUnavailableError", "Recording", "TensorArgument", "activate",
-        "build", "current", "emulated_profile", "implemented", "kernel", "unavailable_reason",
+        "build", "current", "emulated_profile", "implemented", "kernel",
+        "provide_cann_ops_transformer", "unavailable_reason",
     }  # fmt: skip
     assert set(aclnn_abi.__all__) == {
         "CTYPES", "ROLES", "Parameter", "Signature", "SignatureError", "UnknownSignatureError",
@@ -243,6 +244,25 @@ def test_info_needs_nothing(
     text = capsys.readouterr().out
     assert "aclnnMatmul" in text
     assert "assumed: no source states it" in text
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"ASCEND_EMULATOR_CACHE": "here"}, "here"),
+        ({"XDG_CACHE_HOME": "/caches"}, "/caches/ascend-attn-ops/emulator"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/ascend-attn-ops/emulator"),
+    ],
+)
+def test_where_builds_are_kept(
+    variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the compiler runs in another folder: the path must be absolute
+    for name in ("ASCEND_EMULATOR_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert builder.cache_folder() == tmp_path / folder
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["build"], ["info"]])

@@ -20,11 +20,14 @@ API::
     emulator.current()                     # the active emulator, also below `emulator run`
     emulator.unavailable_reason()          # why it cannot work here, or None
     emulator.kernel("aclnnX")              # decorator: add an operator (signatures.toml lists it)
+    emulator.provide_cann_ops_transformer()    # a stand-in of the package, on no public registry
 
 Who calls aclnn without torch_npu: ``activate(..., import_torch_npu=False)``, then load
 ``libascendcl.so`` and ``libopapi.so`` by name with ctypes, as on a machine with CANN.
 Command line: ``python -m ascend_attn_ops.emulator --help``.
 """
+
+from types import ModuleType
 
 from .abi import AclnnError
 from .builder import Build, build
@@ -34,6 +37,21 @@ from .record import Call, Counters, Recording, TensorArgument
 from .requirements import unavailable_reason
 from .runtime import Emulator, activate, current
 from .soc import emulated_profile
+
+
+def provide_cann_ops_transformer() -> ModuleType:
+    """Make ``cann_ops_transformer.ops`` importable in this process; again is harmless.
+
+    The stand-in registers the torch operators of the real package, with its schemas, and serves
+    flash_attn and flash_attn_metadata on the emulated device.
+
+    Raises:
+        EmulatorError: No emulator is active, or the real package is imported already.
+    """
+    from . import ops_transformer  # imports torch operators, which a process may not need
+
+    return ops_transformer.provide()
+
 
 __all__ = [
     "AclnnError",
@@ -53,5 +71,6 @@ __all__ = [
     "emulated_profile",
     "implemented",
     "kernel",
+    "provide_cann_ops_transformer",
     "unavailable_reason",
 ]

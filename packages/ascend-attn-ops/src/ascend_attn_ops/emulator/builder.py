@@ -24,6 +24,7 @@ import attrs
 
 from ascend_hwprofile import HardwareProfile
 
+from ..aclnn_abi import known_signatures
 from . import requirements, soc, trampolines, wheel
 from .errors import BuildError, EmulatorUnavailableError
 
@@ -55,7 +56,7 @@ def cache_folder() -> Path:
     """Where builds are kept: ``ASCEND_EMULATOR_CACHE``, else under ``XDG_CACHE_HOME``."""
     chosen = os.environ.get("ASCEND_EMULATOR_CACHE")
     if chosen:
-        return Path(chosen)
+        return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ascend-attn-ops" / "emulator"
 
@@ -103,7 +104,8 @@ def _sources() -> Path:
 def _key(profile: HardwareProfile, hidden: Sequence[str]) -> str:
     """Readable start, then a hash of all that the result depends on."""
     digest = hashlib.sha256(soc.header(profile).encode())
-    digest.update(json.dumps([platform.machine(), hidden, _FLAGS]).encode())
+    given = [platform.machine(), hidden, _FLAGS, sorted(known_signatures())]
+    digest.update(json.dumps(given).encode())
     recipe = [Path(__file__).with_name(name) for name in _RECIPE]
     for path in [*recipe, *sorted(_sources().iterdir())]:
         if path.is_file():
@@ -116,12 +118,14 @@ def _make(work: Path, profile: HardwareProfile, hidden: tuple[str, ...]) -> dict
     npu = wheel.folder()
     assert npu is not None  # noqa: S101 - require() has looked
     needs = wheel.scan(npu, npu.parent / "torch")
-    unknown = sorted(set(hidden) - set(needs.operators))
+    # Operators that torch_npu does not call, but other packages do, are known by their signature.
+    known = sorted({*needs.operators, *known_signatures()})
+    unknown = sorted(set(hidden) - set(known))
     if unknown:
         raise EmulatorUnavailableError(
             f"hide: torch_npu {wheel.version()} calls no {', '.join(unknown)}"
         )
-    operators = [name for name in needs.operators if name not in hidden]
+    operators = [name for name in known if name not in hidden]
     _write_generated(work, profile, needs, operators)
     libraries = [*needs.libraries, *_OPENED_LATER]
     _compile(work, _Compiler(npu / "include"), libraries)
