@@ -136,7 +136,7 @@ def tests_npu_path(session: nox.Session) -> None:
     emulator = _source("ascend-attn-ops", "[emulator]")
     session.install(_source("ascend-hwprofile"), emulator, TORCH, *NPU_TESTS)
     session.chdir(_source("ascend-attn-ops"))
-    cache = {"ASCEND_EMULATOR_CACHE": str(Path(session.create_tmp()) / "emulator")}
+    cache = {"ASCEND_EMULATOR_CACHE": str(Path(session.create_tmp()).resolve() / "emulator")}
     environment = TEST_ENVIRONMENT | cache
     for soc in EMULATED:
         emulate = f"--ascend-emulator={soc}"
