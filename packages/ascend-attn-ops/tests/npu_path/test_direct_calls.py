@@ -107,6 +107,23 @@ def test_npu_tensors_are_used_where_they_are(npu: Emulator) -> None:
     assert torch.equal(found[0].cpu(), wanted[0].cpu())
 
 
+def test_a_captured_call_sees_the_tables_and_lengths_of_its_replay(npu: Emulator) -> None:
+    case = next(case for case in SERVED if case.op == "sparse_flash_attention")
+    given = on_npu(case.arguments())
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        out, _, _ = case.operator(**given, provider="aclnn", profile=npu.profile)
+    replayed = []
+    for table, lengths in (([[4, 1, 6], [2, 5, 0]], [40, 23]), ([[0, 3, 5], [1, 6, 2]], [37, 30])):
+        given["block_table"].copy_(torch.tensor(table, dtype=torch.int32))
+        given["actual_seq_lengths_kv"].copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        eager = case.operator(**given, provider="torch_npu", profile=npu.profile)[0]
+        assert torch.equal(out, eager)
+        replayed.append(out.cpu())
+    assert not torch.equal(*replayed)
+
+
 def test_a_call_against_the_formula(runtime: aclnn.Runtime, call: dict[str, Any]) -> None:
     wanted = direct.expected(direct.host_inputs())
     torch.testing.assert_close(attend(runtime, call), wanted, rtol=2**-7, atol=1e-3)
