@@ -13,7 +13,7 @@ from ...arguments import dtype_name
 from .errors import ArrayError
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class Layout:
     """Shape, strides and dtype of a tensor.
 
@@ -28,6 +28,9 @@ class Layout:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     itemsize: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} with strides {list(self.strides)}"
 
     @property
     def elements(self) -> int:

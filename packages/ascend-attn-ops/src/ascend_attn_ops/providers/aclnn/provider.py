@@ -22,7 +22,6 @@ from ...arguments import parameters, tensors_of
 from ...operator import Operator, Provider
 from ...registry import operator_named
 from . import libraries
-from .arrays import host_array
 from .runtime import DeviceTensor, Runtime
 
 
@@ -130,7 +129,7 @@ def _on_host(op: Operator[Any], args: Any, uploads: _Uploads) -> Any:
     runtime.call(operator, arguments)
     written = [getattr(args, p.name) for p in parameters(op.record) if p.mutated]
     for tensor in [*results, *(t for t in written if t is not None)]:
-        uploads.place(tensor).download(host_array(tensor))
+        uploads.place(tensor).copy_to(tensor)
     return _returned(op, results)
 
 

@@ -23,7 +23,7 @@ from ascend_hwprofile import profile_for
 
 from ...aclnn_abi import Signature, signature
 from . import libraries
-from .arrays import HostArray, Layout, contiguous, host_array, layout_of
+from .arrays import Layout, contiguous, host_array, layout_of
 from .counters import Counters
 from .errors import ArrayError, ClosedError, ExecutorReusedError, ShortWorkspaceError
 from .handles import Handles
@@ -63,22 +63,33 @@ class DeviceTensor:
     ) -> None:
         self.close()
 
-    def download(self, target: HostArray) -> None:
-        """Wait for the stream and copy the data into an array of the same layout."""
-        runtime = self._open()
-        if (target.layout.shape, target.layout.strides) != (self.layout.shape, self.layout.strides):
-            raise ArrayError(
-                f"download: found an array {target.layout}; allowed: one like {self.layout}"
-            )
+    def copy_to(self, target: torch.Tensor) -> None:
+        """Wait for the stream and write the data into a CPU tensor of the same layout.
+
+        Only its elements are written: what lies between them may belong to others.
+
+        Raises:
+            ArrayError: The tensor has another layout, or is not on the CPU.
+        """
+        runtime, array = self._open(), host_array(target)
+        if array.layout != self.layout:
+            raise ArrayError(f"copy_to: found {array.layout}; allowed: {self.layout}")
         runtime.synchronise()
-        if self.address is not None:
-            runtime._copy(target.address, self.address, self.layout.bytes, _DEVICE_TO_HOST)
+        if self.address is None:
+            return
+        if target.is_contiguous():
+            runtime._copy(array.address, self.address, self.layout.bytes, _DEVICE_TO_HOST)
+        else:
+            target.copy_(self.torch())
 
     def torch(self) -> torch.Tensor:
-        """The data as a CPU tensor of the same shape and strides."""
+        """Wait for the stream; the data as a CPU tensor of the same shape and strides."""
+        runtime = self._open()
+        runtime.synchronise()
         dtype = getattr(torch, self.layout.dtype)
         found = torch.empty_strided(self.layout.shape, self.layout.strides, dtype=dtype)
-        self.download(host_array(found))
+        if self.address is not None:
+            runtime._copy(found.data_ptr(), self.address, self.layout.bytes, _DEVICE_TO_HOST)
         return found
 
     def numpy(self) -> np.ndarray[Any, Any]:
