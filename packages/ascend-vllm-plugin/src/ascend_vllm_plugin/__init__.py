@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ascend_vllm_plugin.compat import SUPPORTED_VLLM, installed_vllm
     from ascend_vllm_plugin.drafters import NgramProposer
     from ascend_vllm_plugin.errors import (
+        DraftRefusedError,
         EnvironmentVariableError,
         LayerRefusedError,
         OptionError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUPPORTED_VLLM",
+    "DraftRefusedError",
     "EnvironmentVariableError",
     "LayerRefusedError",
     "NgramProposer",
@@ -46,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "SUPPORTED_VLLM": "compat",
+    "DraftRefusedError": "errors",
     "EnvironmentVariableError": "errors",
     "LayerRefusedError": "errors",
     "NgramProposer": "drafters",

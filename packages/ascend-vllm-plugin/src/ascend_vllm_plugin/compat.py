@@ -32,6 +32,9 @@ TARGET_MODEL_TAGS = frozenset({"backbone", "self_decoder", "cross_decoder"})
 Draft models are built under another tag: `eagle_head`, `dflash_head`, `draft_model` ...
 """
 
+DFLASH2_ARCHITECTURE = "DFlash2DraftModel"
+"""vLLM's name of drafts that select among candidates."""
+
 VLLM_CPU_BACKENDS = frozenset({"CPU_ATTN", "CPU_MLA", "AMX_MLA"})
 """Members of `AttentionBackendEnum` that are vLLM's own CPU backends."""
 

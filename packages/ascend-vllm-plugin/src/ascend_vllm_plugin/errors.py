@@ -66,6 +66,16 @@ class LayerRefusedError(PluginError, ValueError):
         self.refusals = tuple(refusals)
 
 
+class DraftRefusedError(PluginError, ValueError):
+    """A draft model does not fit its target or its engine."""
+
+    def __init__(self, draft: str, refusals: Sequence[Refusal]) -> None:
+        lines = [f"the draft {draft} does not fit:"]
+        super().__init__("\n".join(lines + [f"  {reason}" for reason in refusals]))
+        self.draft = draft
+        self.refusals = tuple(refusals)
+
+
 class RoutingFileError(PluginError, ValueError):
     """A file given as a routing table is none."""
 

@@ -158,6 +158,30 @@ def adapter_refusals(config: AttentionSelectorConfig) -> list[Refusal]:
     ]
 
 
+def require_attention_layers(vllm_config: VllmConfig) -> None:
+    """Refuse models with layers that vLLM would run past this selection.
+
+    vLLM never asks a platform about linear attention and state spaces; on a CPU it runs them, on
+    an NPU nobody would.
+
+    Raises:
+        NoBackendError: the model has such layers, and the user did not ask for vLLM's backends.
+    """
+    model = vllm_config.model_config
+    if model is None or not (model.is_hybrid or model.is_attention_free):
+        return
+    if user_choice(vllm_config.attention_config.backend) is not None:
+        return
+    refusal = Refusal(
+        rule="model.layer_types",
+        parameter="architectures",
+        found=f"{', '.join(model.architectures)}, with layers of linear attention or state space",
+        allowed="models whose layers all attend to keys and values",
+        source="ascend_attn_backends/backends.toml",
+    )
+    raise NoBackendError(f"no backend for the model {model.model}:\n  {refusal}")
+
+
 def option_of_current_layer() -> str:
     """The option with which a user chooses a backend for the layer that vLLM is building."""
     if role_of_current_layer() == "draft":

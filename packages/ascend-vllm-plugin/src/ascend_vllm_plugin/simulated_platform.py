@@ -8,6 +8,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum
 
 from ascend_vllm_plugin import compat, selection
+from ascend_vllm_plugin.draft_checks import require_fitting_draft
 from ascend_vllm_plugin.environment import pin_profile
 from ascend_vllm_plugin.facts import mark_drafts
 from ascend_vllm_plugin.latent_settings import latent_settings_kept
@@ -39,12 +40,16 @@ class SimulatedAscendPlatform(CpuPlatform):
 
         Raises:
             OptionError: our part of `--additional-config` is wrong.
+            DraftRefusedError: the draft does not fit the target or the engine.
+            NoBackendError: the model has layers that no backend of ours computes.
             SimulationUnavailableError: vLLM was built without its CPU kernels.
         """
         cls.import_kernels()
         compat.require_cpu_kernels()
         pin_profile()
         options_from(vllm_config.additional_config)
+        selection.require_attention_layers(vllm_config)
+        require_fitting_draft(vllm_config)
         compat.forget_selections()
         mark_drafts(vllm_config)
         dflash2_on_v1.allow_configuration()

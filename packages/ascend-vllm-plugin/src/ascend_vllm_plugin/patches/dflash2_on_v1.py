@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-DFLASH2_ARCHITECTURE = "DFlash2DraftModel"
+from ascend_vllm_plugin.compat import DFLASH2_ARCHITECTURE
+
 REFUSAL = "dflash2 drafts"
 """What `VllmConfig._get_v1_model_runner_unsupported_features` calls them."""
 
