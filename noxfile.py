@@ -168,6 +168,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """64 streaming clients for five minutes against the server; a minute of it is in the tests."""
+    _install_stack(session)
+    session.run("python", "tools/soak.py", *session.posargs, interrupt_timeout=30)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Wheels and sdists; each wheel installed alone brings only its layer's needs."""
     session.install("build", "twine", "hatchling", "fastjsonschema", "attrs")

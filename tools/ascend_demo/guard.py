@@ -49,9 +49,31 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Kill what is left of the process group `group`."""
+    """Kill what is left of the process group `group`.
+
+    Python's resource tracker goes last: once the others are gone it removes the shared memory that
+    they could not remove themselves, and ends.
+    """
+    for pid in group_members(group):
+        if not _is_resource_tracker(pid):
+            _kill(pid)
+    wait_until(lambda: not group_members(group), LEFTOVER_SECONDS)
+    for pid in group_members(group):
+        _kill(pid)
+
+
+def _is_resource_tracker(pid: int) -> bool:
     try:
-        os.killpg(group, signal.SIGKILL)
+        return any(
+            "multiprocessing.resource_tracker" in word for word in psutil.Process(pid).cmdline()
+        )
+    except psutil.Error:
+        return False
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
 
