@@ -70,7 +70,7 @@ def hold_shared_memory() -> tuple[subprocess.Popen[str], Path]:
         [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout is not None
-    return process, Path("/dev/shm") / process.stdout.readline().strip()
+    return process, watch.SHARED / process.stdout.readline().strip()
 
 
 def test_killing_a_group_lets_its_shared_memory_be_removed() -> None:

@@ -20,7 +20,8 @@ Held = TypeVar("Held", dict[str, float], list[int], list[Path])
 FLAT_SHARE: Final = 1.05
 FLAT_BYTES: Final = 64 << 20
 """Memory is flat if its last quarter is at most 5 % or 64 MiB above its second quarter."""
-_SHARED: Final = Path("/dev/shm")  # noqa: S108 - only looked at
+SHARED: Final = Path("/dev/shm")  # noqa: S108 - only looked at
+"""Where shared memory is seen as files (Linux)."""
 _HELD: Final = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -100,7 +101,7 @@ def shared_memory(group: int) -> set[Path]:
             maps = psutil.Process(pid).memory_maps()
         except psutil.Error:
             continue  # it ended meanwhile
-        found |= {Path(one.path) for one in maps if one.path.startswith(f"{_SHARED}/")}
+        found |= {Path(one.path) for one in maps if one.path.startswith(f"{SHARED}/")}
     return found
 
 
