@@ -7,6 +7,7 @@ import ascend_specdecode
 
 PUBLIC_NAMES = {
     "AdaptiveConfig",
+    "AdaptiveK",
     "ArgumentError",
     "BlockDrafter",
     "BlockModel",
@@ -35,6 +36,7 @@ PUBLIC_NAMES = {
     "FinishReason",
     "Finished",
     "FirstDrafter",
+    "FixedK",
     "GREEDY",
     "Generation",
     "GreedySampler",
@@ -73,6 +75,7 @@ PUBLIC_NAMES = {
     "SpecDecodeError",
     "SpeculationReport",
     "Statistics",
+    "StepRecord",
     "SuffixAutomaton",
     "SuffixDrafter",
     "Summary",

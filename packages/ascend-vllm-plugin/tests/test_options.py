@@ -13,6 +13,8 @@ def test_defaults(given):
 
 def test_values():
     assert options_from({"ascend": {"ngram_min": 3, "ngram_max": 5}}) == Options(3, 5)
+    drafters = {"composite": "race", "composite_drafters": ["ngram"], "adaptive_k": True}
+    assert options_from({"ascend": drafters}).composite_drafters == ("ngram",)
 
 
 @pytest.mark.parametrize("mode", GATE_MODES)
@@ -43,6 +45,24 @@ def test_the_modes_of_the_gate_are_those_of_the_backends(mode):
             "allowed is one of: strict, wide, off",
         ),
         ({"ascend": {"draft_flash_attn": ["wide"]}}, "allowed is one of: strict, wide, off"),
+        ({"ascend": {"suffix_min_match": 0}}, "is 0: allowed is a whole number of at least 1"),
+        (
+            {"ascend": {"composite": "all"}},
+            "option ascend.composite of --additional-config is 'all': "
+            "allowed is one of: first, race",
+        ),
+        (
+            {"ascend": {"composite_drafters": ["eagle"]}},
+            "option ascend.composite_drafters of --additional-config is ['eagle']: "
+            "allowed is a list, not empty, of: suffix, ngram",
+        ),
+        ({"ascend": {"composite_drafters": []}}, "is []: allowed is a list, not empty"),
+        ({"ascend": {"composite_drafters": "ngram"}}, "is 'ngram': allowed is a list"),
+        ({"ascend": {"draft_deadline_ms": -1}}, "is -1: allowed is a number of milliseconds"),
+        ({"ascend": {"draft_deadline_ms": "5"}}, "is '5': allowed is a number of milliseconds"),
+        ({"ascend": {"draft_deadline_ms": True}}, "is True: allowed is a number"),
+        ({"ascend": {"draft_deadline_ms": float("nan")}}, "is nan: allowed is a number"),
+        ({"ascend": {"adaptive_k": 1}}, "is 1: allowed is true or false"),
     ],
 )
 def test_wrong_options_are_named(given, message):

@@ -6,6 +6,7 @@ import ascend_vllm_plugin
 def test_exported_names():
     assert ascend_vllm_plugin.__all__ == [
         "SUPPORTED_VLLM",
+        "CompositeProposer",
         "DraftRefusedError",
         "EnvironmentVariableError",
         "LayerRefusedError",
@@ -13,10 +14,12 @@ def test_exported_names():
         "OptionError",
         "Options",
         "PluginError",
+        "PromptLookupProposer",
         "RoutingFileError",
         "RoutingRow",
         "RoutingTable",
         "SimulationUnavailableError",
+        "SuffixProposer",
         "UnsupportedVllmError",
         "installed_vllm",
         "read_routing",

@@ -1,7 +1,12 @@
 """Exact draft-verify speculative decoding for any target and drafter."""
 
 from ascend_specdecode.adaptive.config import AdaptiveConfig
-from ascend_specdecode.adaptive.controller import SpeculationReport
+from ascend_specdecode.adaptive.controller import (
+    AdaptiveK,
+    FixedK,
+    SpeculationReport,
+    StepRecord,
+)
 from ascend_specdecode.choices import Choice, ExponentialRace, InverseCdf, inverse_cdf
 from ascend_specdecode.drafters import (
     BlockDrafter,
@@ -101,6 +106,7 @@ __all__ = [
     "PAD_TOKEN",
     "ROOT",
     "AdaptiveConfig",
+    "AdaptiveK",
     "ArgumentError",
     "BlockDrafter",
     "BlockModel",
@@ -129,6 +135,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "FirstDrafter",
+    "FixedK",
     "Generation",
     "GreedySampler",
     "HiddenStateDrafter",
@@ -163,6 +170,7 @@ __all__ = [
     "SpecDecodeError",
     "SpeculationReport",
     "Statistics",
+    "StepRecord",
     "SuffixAutomaton",
     "SuffixDrafter",
     "Summary",

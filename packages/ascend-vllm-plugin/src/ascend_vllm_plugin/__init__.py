@@ -10,6 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ascend_vllm_plugin.background_proposers import (
+        CompositeProposer,
+        PromptLookupProposer,
+        SuffixProposer,
+    )
     from ascend_vllm_plugin.compat import SUPPORTED_VLLM, installed_vllm
     from ascend_vllm_plugin.drafters import NgramProposer
     from ascend_vllm_plugin.errors import (
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUPPORTED_VLLM",
+    "CompositeProposer",
     "DraftRefusedError",
     "EnvironmentVariableError",
     "LayerRefusedError",
@@ -35,10 +41,12 @@ __all__ = [
     "OptionError",
     "Options",
     "PluginError",
+    "PromptLookupProposer",
     "RoutingFileError",
     "RoutingRow",
     "RoutingTable",
     "SimulationUnavailableError",
+    "SuffixProposer",
     "UnsupportedVllmError",
     "installed_vllm",
     "read_routing",
@@ -48,6 +56,7 @@ __all__ = [
 
 _HOMES = {
     "SUPPORTED_VLLM": "compat",
+    "CompositeProposer": "background_proposers",
     "DraftRefusedError": "errors",
     "EnvironmentVariableError": "errors",
     "LayerRefusedError": "errors",
@@ -55,10 +64,12 @@ _HOMES = {
     "OptionError": "errors",
     "Options": "options",
     "PluginError": "errors",
+    "PromptLookupProposer": "background_proposers",
     "RoutingFileError": "errors",
     "RoutingRow": "routing",
     "RoutingTable": "routing",
     "SimulationUnavailableError": "errors",
+    "SuffixProposer": "background_proposers",
     "UnsupportedVllmError": "errors",
     "installed_vllm": "compat",
     "read_routing": "routing",

@@ -2,8 +2,13 @@
 
 | option | default | meaning |
 |---|---|---|
-| `ngram_min` | 2 | shortest run of tokens that `NgramProposer` looks up, in tokens |
-| `ngram_max` | 4 | longest run of tokens that it looks up |
+| `ngram_min` | 2 | shortest run of tokens that the n-gram drafters look up, in tokens |
+| `ngram_max` | 4 | longest run of tokens that they look up |
+| `suffix_min_match` | 2 | shortest repeated suffix that the suffix drafter goes by, in tokens |
+| `composite` | `first` | `CompositeProposer`: `first` drafter that has something, or `race` |
+| `composite_drafters` | `["suffix", "ngram"]` | its drafters, the preferred ones first |
+| `draft_deadline_ms` | 5.0 | most milliseconds that a step waits for a draft; 0: never waits |
+| `adaptive_k` | false | choose k, up to `num_speculative_tokens`, by measured worth |
 | `draft_flash_attn` | `strict` | who may use the draft flash backend: `strict`, `wide`, `off` |
 
 Example: `--additional-config '{"ascend": {"ngram_min": 3, "draft_flash_attn": "wide"}}'`.
@@ -11,8 +16,9 @@ Example: `--additional-config '{"ascend": {"ngram_min": 3, "draft_flash_attn": "
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -23,6 +29,17 @@ KEY = "ascend"
 GATE_MODES = ("strict", "wide", "off")
 """Values of `draft_flash_attn`; what they mean is in `ascend_attn_backends.judge_draft_gate`."""
 
+COMPOSITES: Final = ("first", "race")
+"""Values of `composite`: `FirstDrafter` and `RaceDrafter` of ascend-specdecode."""
+
+DRAFTERS: Final = ("suffix", "ngram")
+"""What `composite_drafters` may name: `SuffixDrafter` and `PromptLookupDrafter`."""
+
+
+def _as_tuple(value: Any) -> Any:
+    """JSON has no tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
 
 @attrs.frozen
 class Options:
@@ -31,9 +48,15 @@ class Options:
     ngram_min: int = 2
     ngram_max: int = 4
     draft_flash_attn: str = "strict"
+    suffix_min_match: int = 2
+    composite: str = "first"
+    composite_drafters: tuple[str, ...] = attrs.field(default=DRAFTERS, converter=_as_tuple)
+    draft_deadline_ms: float = 5.0
+    adaptive_k: bool = False
 
     def __attrs_post_init__(self) -> None:
-        for name in ("ngram_min", "ngram_max"):
+        self._check_drafters()
+        for name in ("ngram_min", "ngram_max", "suffix_min_match"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise OptionError(f"{KEY}.{name}", value, "a whole number of at least 1")
@@ -42,6 +65,22 @@ class Options:
         if self.draft_flash_attn not in GATE_MODES:
             allowed = "one of: " + ", ".join(GATE_MODES)
             raise OptionError(f"{KEY}.draft_flash_attn", self.draft_flash_attn, allowed)
+
+    def _check_drafters(self) -> None:
+        if self.composite not in COMPOSITES:
+            allowed = "one of: " + ", ".join(COMPOSITES)
+            raise OptionError(f"{KEY}.composite", self.composite, allowed)
+        named = self.composite_drafters
+        if type(named) is not tuple or not named or any(name not in DRAFTERS for name in named):
+            allowed = "a list, not empty, of: " + ", ".join(DRAFTERS)
+            found = list(named) if type(named) is tuple else named
+            raise OptionError(f"{KEY}.composite_drafters", found, allowed)
+        limit: object = self.draft_deadline_ms
+        if type(limit) not in (int, float) or not 0 <= self.draft_deadline_ms < math.inf:
+            allowed = "a number of milliseconds of at least 0"
+            raise OptionError(f"{KEY}.draft_deadline_ms", limit, allowed)
+        if type(self.adaptive_k) is not bool:
+            raise OptionError(f"{KEY}.adaptive_k", self.adaptive_k, "true or false")
 
 
 def options_from(additional_config: object) -> Options:

@@ -14,6 +14,7 @@ from ascend_vllm_plugin.facts import mark_drafts
 from ascend_vllm_plugin.latent_settings import latent_settings_kept
 from ascend_vllm_plugin.options import options_from
 from ascend_vllm_plugin.patches import dflash2_on_v1
+from ascend_vllm_plugin.speculation_metrics import export_speculation_metrics
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -52,6 +53,7 @@ class SimulatedAscendPlatform(CpuPlatform):
         require_fitting_draft(vllm_config)
         compat.forget_selections()
         mark_drafts(vllm_config)
+        export_speculation_metrics(vllm_config)
         dflash2_on_v1.allow_configuration()
         if vllm_config.parallel_config.worker_cls == compat.AUTO_WORKER:
             vllm_config.parallel_config.worker_cls = WORKER

@@ -1,0 +1,189 @@
+"""What the background drafters count, from the process that drafts to vLLM's `/metrics`.
+
+vLLM's server answers `/metrics` in one process and drafts in another, and hands no figures of a
+custom drafter over. The drafting process therefore keeps its counters in a small file that both map
+into memory, named after vLLM's instance id; a Prometheus collector in the server's process reads it
+when it is scraped. Nothing is written to disk in between, and a scrape stops nobody.
+
+With several API servers (`--api-server-count`) vLLM serves another registry, without collectors;
+these metrics are then missing from it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ascend_vllm_plugin.errors import EnvironmentVariableError
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from vllm.config import VllmConfig
+
+PREFIX: Final = "ascend:spec_decode_"
+
+COUNTERS: Final[Mapping[str, str]] = {
+    "num_ahead_drafts": "Drafts that were ready when their step came, and used.",
+    "num_waited_drafts": "Drafts made while their step waited, ready in time, and used.",
+    "num_late_drafts": "Drafts that missed the deadline; their request was decoded plainly.",
+    "num_discarded_drafts": "Drafts made ahead that the target did not follow.",
+    "num_draft_errors": "Drafts lost to an exception of the drafter.",
+}
+"""Name without prefix -> what is counted, in drafts of single requests."""
+
+GAUGES: Final[Mapping[str, str]] = {
+    "num_speculative_tokens": "Tokens drafted for each request of the current step (k).",
+}
+
+_FIELDS: Final = (*COUNTERS, *GAUGES)
+_PLACES: Final = {name: 1 + index for index, name in enumerate(_FIELDS)}  # 0: the process id
+_SUFFIX: Final = ".speculation"
+
+
+def metrics_folder() -> Path:
+    """Folder of the counters, readable by nobody else; made where it does not exist.
+
+    Raises:
+        EnvironmentVariableError: the folder for temporary files has one of that name that is not
+            ours alone.
+    """
+    folder = Path(tempfile.gettempdir()) / f"ascend-vllm-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EnvironmentVariableError(
+            "TMPDIR",
+            str(folder.parent),
+            f"a folder in which {folder.name} is absent, or a folder that only this user can open",
+        )
+    return folder
+
+
+class SpeculationCounters:
+    """The counters of one drafting process: attributes named in `COUNTERS` and `GAUGES`.
+
+    Args:
+        path: file to keep them in for others to read; it goes away with the process. None keeps
+            them to this process.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._values: Any = np.zeros(1 + len(_FIELDS), dtype=np.int64)
+        if path is not None:
+            _remove_orphans(path.parent)
+            self._values = np.memmap(path, dtype=np.int64, mode="w+", shape=self._values.shape)
+            atexit.register(path.unlink, missing_ok=True)
+        self._values[0] = os.getpid()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Count."""
+        self._values[_PLACES[name]] += amount
+
+    def set(self, name: str, value: int) -> None:
+        """Say what a gauge shows."""
+        self._values[_PLACES[name]] = value
+
+    def as_dict(self) -> dict[str, int]:
+        """All of them by name."""
+        return dict(zip(_FIELDS, self._values[1:].tolist(), strict=True))
+
+
+def counters_of(vllm_config: VllmConfig) -> SpeculationCounters:
+    """The counters that the engine of this configuration exports from this process."""
+    parallel = vllm_config.parallel_config
+    if parallel.rank:  # all ranks draft; vLLM uses what rank 0 says
+        return SpeculationCounters()
+    name = f"{vllm_config.instance_id}.{parallel.data_parallel_index}{_SUFFIX}"
+    return SpeculationCounters(metrics_folder() / name)
+
+
+def export_speculation_metrics(vllm_config: VllmConfig) -> None:
+    """Have this process's Prometheus registry show what the drafters of an engine count.
+
+    Nothing happens where its drafter is none of this package's.
+    """
+    speculative = vllm_config.speculative_config
+    model = "" if speculative is None else str(speculative.model)
+    if speculative is None or speculative.method != "custom_class":
+        return
+    if model.startswith(f"{__package__}."):
+        _collector().watch(vllm_config)
+
+
+class SpeculationCollector:
+    """Reads the counters of the engines that it was told of, labelled as vLLM labels its own."""
+
+    def __init__(self) -> None:
+        self._watched: list[VllmConfig] = []
+
+    def watch(self, vllm_config: VllmConfig) -> None:
+        """Show the engine of a configuration; vLLM names its instance later than this."""
+        if not any(known is vllm_config for known in self._watched):
+            self._watched.append(vllm_config)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every metric, with a sample for each engine that drafts."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = ("model_name", "engine")
+        families: dict[str, Any] = {
+            name: CounterMetricFamily(PREFIX + name, text, labels=labels)
+            for name, text in COUNTERS.items()
+        }
+        for name, text in GAUGES.items():
+            families[name] = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+        for key, values in self._samples():
+            for name, value in values.items():
+                families[name].add_metric(key, value)
+        return list(families.values())
+
+    def _samples(self) -> Iterator[tuple[tuple[str, str], Mapping[str, int]]]:
+        read: set[Path] = set()
+        for vllm_config in self._watched:
+            instance = vllm_config.instance_id
+            if not instance:
+                continue
+            # vLLM appends `_dp<rank>` for the engines of a data parallel deployment.
+            for pattern in (f"{instance}.*{_SUFFIX}", f"{instance}_dp*{_SUFFIX}"):
+                for path in sorted(set(metrics_folder().glob(pattern)) - read):
+                    read.add(path)
+                    model = str(vllm_config.model_config.served_model_name)
+                    engine = path.name.removesuffix(_SUFFIX).rpartition(".")[2]
+                    yield (model, engine), _read(path)
+
+
+def _read(path: Path) -> Mapping[str, int]:
+    values = np.fromfile(path, dtype=np.int64)[1:].tolist()
+    return dict(zip(_FIELDS, values, strict=True)) if values else {}
+
+
+def _remove_orphans(folder: Path) -> None:
+    """Remove what processes left behind that were killed."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        try:
+            owner = np.fromfile(path, dtype=np.int64, count=1).tolist()
+        except FileNotFoundError:  # another process ended meanwhile
+            continue
+        if owner and not Path(f"/proc/{owner[0]}").exists():
+            path.unlink(missing_ok=True)
+
+
+_registered: list[SpeculationCollector] = []
+
+
+def _collector() -> SpeculationCollector:
+    """The one collector of this process."""
+    from prometheus_client import REGISTRY
+
+    if not _registered:
+        collector: Any = SpeculationCollector()
+        REGISTRY.register(collector)
+        _registered.append(collector)
+    return _registered[0]
