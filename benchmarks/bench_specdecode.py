@@ -26,7 +26,7 @@ from ascend_specdecode import DraftVerify, EngineConfig, Proposal, Request, Toke
 K = 4
 STEPS = 60
 EMITTED = (1, 2, 7)  # two drafted tokens accepted, the third replaced
-DRAFTED = Proposal((1, 2, 3, 4))
+DRAFTED = [Proposal((1, 2, 3, 4)[:k]) for k in range(K + 1)]
 WIDTHS = (16, 64, 256, 1024)
 
 
@@ -34,7 +34,7 @@ class FreeDrafter:
     """Proposes the same for everybody, at no cost."""
 
     async def propose(self, sequences: Sequence[Any], k: int) -> Sequence[Proposal]:
-        return [DRAFTED] * len(sequences)
+        return [DRAFTED[k]] * len(sequences)
 
     def forget(self, sequence_id: int) -> None:
         """Nothing is held."""

@@ -65,8 +65,8 @@ def run_counted(
         def before_task_step(self, task: Any) -> None:
             points.passed()
 
-    options = {"clock": testing.MockClock(autojump_threshold=0), "instruments": [Counter()]}
-    anyio.run(function, backend=backend, backend_options=options)
+    clock = testing.MockClock(autojump_threshold=0)
+    trio.run(function, clock=clock, instruments=[Counter()])
     return points.count
 
 

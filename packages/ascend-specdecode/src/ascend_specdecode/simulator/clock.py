@@ -68,20 +68,24 @@ def run_virtual(
         ArgumentError: the backend is unknown or not installed.
         DeadlockError: nothing can go on any more (asyncio).
     """
-    return anyio.run(function, backend=backend, backend_options=_options(backend, seed))
-
-
-def _options(backend: str, seed: int) -> dict[str, Any]:
     if backend == "asyncio":
-        return {"loop_factory": VirtualTimeLoop}
-    if backend != "trio":
-        raise ArgumentError("backend", repr(backend), "'asyncio' or 'trio'")
+        options = {"loop_factory": VirtualTimeLoop}
+        return anyio.run(function, backend=backend, backend_options=options)
+    if backend == "trio":
+        return _run_trio(function, seed)
+    raise ArgumentError("backend", repr(backend), "'asyncio' or 'trio'")
+
+
+def _run_trio(function: Callable[[], Awaitable[T]], seed: int) -> T:
+    # Not by anyio.run: older versions hand no clock on to trio.
     try:
-        testing = importlib.import_module("trio.testing")
+        trio: Any = importlib.import_module("trio")
+        testing: Any = importlib.import_module("trio.testing")
     except ImportError:
         raise ArgumentError("backend", "'trio'", "'asyncio', as trio is not installed") from None
     # Trio shuffles ready tasks on purpose; Hypothesis makes that repeatable in the same way.
     scheduling: Any = importlib.import_module("trio._core._run")
     scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True
     scheduling._r.seed(seed)
-    return {"clock": testing.MockClock(autojump_threshold=0)}
+    result: T = trio.run(function, clock=testing.MockClock(autojump_threshold=0))
+    return result
