@@ -19,6 +19,7 @@ from sparse_oracle import SparseStep
 import ascend_attn_backends.batch
 from ascend_attn_backends import (
     AscendAttentionMetadataBuilder,
+    AscendDSAMetadataBuilder,
     AscendFAMetadataBuilder,
     AscendFlashAttentionMetadataBuilder,
     AscendMlaDCPMetadataBuilder,
@@ -42,6 +43,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "sfa_indexer": lambda: AscendSFAIndexerMetadataBuilder(16),
     "draft_flash": lambda: AscendFlashAttentionMetadataBuilder(16),
     "fa3": lambda: AscendFAMetadataBuilder(16),
+    "dsa": lambda: AscendDSAMetadataBuilder(16, num_heads=8),
 }
 
 

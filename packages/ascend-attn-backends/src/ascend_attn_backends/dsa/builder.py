@@ -56,6 +56,7 @@ class AscendDSAMetadataBuilder(PagedStepBuilder):
             InvalidFieldError: The batch is not causal, or tables are missing, superfluous or of
                 another form.
         """
+        batch.validate_in_debug(self.block_size)
         if batch.causal is not True:
             raise InvalidFieldError("causal", batch.causal, "True, the mask of the operator")
         if (tables is None) != (self.compression is None):
