@@ -205,7 +205,7 @@ def test_case_64_dirty_starts_are_repaired_on_the_device(compression: DsaCompres
     builder = AscendDSAMetadataBuilder(
         16, num_heads=4, compression=compression, head_size=32, compressed_block_size=16
     )
-    with sanitize():
+    with sanitize(False):  # while debugging such a batch is an error
         metadata = builder.build(batch, DsaTables.cleared(4, 1, 1))
     assert metadata.query_starts.tolist() == [0, 3, 3, 3, 7]
     assert metadata.seq_lens.tolist() == [3, 9, 0, 4]
