@@ -10,7 +10,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -20,7 +23,10 @@ from ascend_vllm_plugin import (
     LayerRefusedError,
     OptionError,
     SimulationUnavailableError,
+    TransferWindows,
+    UnknownConnectorError,
     facts,
+    kv_transfer,
     selection,
 )
 from ascend_vllm_plugin.adapters.batch import attention_batch
@@ -266,7 +272,7 @@ def test_selection_knows_a_layer_of_a_draft() -> None:
         ({"use_mm_prefix": True}, "standard.has_multimodal_prefix"),
         ({"kv_cache_dtype": "fp8"}, "standard.kv_cache_dtype"),
         ({"attn_type": "encoder"}, "standard.attn_type"),
-        ({"use_kv_connector": True}, "vllm.use_kv_connector"),
+        ({"use_kv_connector": True, "use_sparse": True}, "vllm.use_kv_connector"),
         ({"use_batch_invariant": True}, "vllm.use_batch_invariant"),
         ({"use_per_head_quant_scales": True}, "vllm.use_per_head_quant_scales"),
         ({"use_rswa": True}, "vllm.use_rswa"),
@@ -277,6 +283,40 @@ def test_selection_refuses_with_the_rule(changes: dict[str, Any], rule: str) -> 
     with pytest.raises(NoBackendError) as raised:
         selection.select(question(**changes), config(), None)
     assert f"[{rule};" in str(raised.value)
+
+
+def test_a_kv_connector_is_refused_for_the_layers_of_a_draft_only() -> None:
+    from vllm.compilation.backends import set_model_tag
+
+    connected = question(use_kv_connector=True)
+    assert selection.select(connected, config(), None).class_path.endswith("StandardBackend")
+    with set_model_tag("eagle_head"), pytest.raises(NoBackendError, match="with a draft model"):
+        selection.select(connected, config(), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("WindowedNothing", "Windowed and a connector that vLLM has"),
+        ("WindowedMultiConnector", "a MultiConnector of Windowed connectors"),
+    ],
+)
+def test_unknown_connectors_are_named(name: str, allowed: str) -> None:
+    with pytest.raises(UnknownConnectorError, match=f"kv_connector {name}: allowed is {allowed}"):
+        getattr(kv_transfer, name)
+
+
+def test_a_windowed_connector_is_what_vllms_factory_makes() -> None:
+    transfer = KVTransferConfig(
+        kv_connector="WindowedExampleConnector",
+        kv_connector_module_path="ascend_vllm_plugin.kv_transfer",
+        kv_role="kv_both",
+    )
+    made = KVConnectorFactory.get_connector_class(transfer)
+    assert issubclass(made, TransferWindows)
+    assert issubclass(made, ExampleConnector)
+    assert KVConnectorFactory.get_connector_class(transfer) is made
+    assert supports_hma(made) == supports_hma(ExampleConnector)
 
 
 def test_a_backend_without_adapter_is_refused_with_the_rule(

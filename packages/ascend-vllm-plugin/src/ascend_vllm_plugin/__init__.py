@@ -25,11 +25,14 @@ if TYPE_CHECKING:
         PluginError,
         RoutingFileError,
         SimulationUnavailableError,
+        UnknownConnectorError,
         UnsupportedVllmError,
     )
+    from ascend_vllm_plugin.kv_transfer import TransferWindows
     from ascend_vllm_plugin.options import Options
     from ascend_vllm_plugin.registration import register, register_general
     from ascend_vllm_plugin.routing import RoutingRow, RoutingTable, read_routing
+    from ascend_vllm_plugin.transfer_gate import TransferGate
 
 __all__ = [
     "SUPPORTED_VLLM",
@@ -47,6 +50,9 @@ __all__ = [
     "RoutingTable",
     "SimulationUnavailableError",
     "SuffixProposer",
+    "TransferGate",
+    "TransferWindows",
+    "UnknownConnectorError",
     "UnsupportedVllmError",
     "installed_vllm",
     "read_routing",
@@ -70,6 +76,9 @@ _HOMES = {
     "RoutingTable": "routing",
     "SimulationUnavailableError": "errors",
     "SuffixProposer": "background_proposers",
+    "TransferGate": "transfer_gate",
+    "TransferWindows": "kv_transfer",
+    "UnknownConnectorError": "errors",
     "UnsupportedVllmError": "errors",
     "installed_vllm": "compat",
     "read_routing": "routing",

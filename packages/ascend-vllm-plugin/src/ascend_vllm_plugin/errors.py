@@ -76,6 +76,15 @@ class DraftRefusedError(PluginError, ValueError):
         self.refusals = tuple(refusals)
 
 
+class UnknownConnectorError(PluginError, ValueError):
+    """A KV connector of `ascend_vllm_plugin.kv_transfer` that cannot be made."""
+
+    def __init__(self, name: str, allowed: str) -> None:
+        super().__init__(f"kv_connector {name}: allowed is {allowed}")
+        self.name = name
+        self.allowed = allowed
+
+
 class RoutingFileError(PluginError, ValueError):
     """A file given as a routing table is none."""
 

@@ -16,6 +16,7 @@ from ascend_attn_ops import Refusal
 from ascend_vllm_plugin import compat
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.facts import plain, request_from, role_of_current_layer
+from ascend_vllm_plugin.kv_transfer import connector_reasons
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,7 +38,6 @@ ADAPTERS: Mapping[str, str] = {
 NOT_ADAPTED: Mapping[str, str] = {
     "use_per_head_quant_scales": "one scale for all heads",
     "use_batch_invariant": "results that may depend on the batch (VLLM_BATCH_INVARIANT unset)",
-    "use_kv_connector": "no KV connector",
     "use_adaptive_verification": "query lengths that the host knows",
     "use_rswa": "plain sliding windows",
 }
@@ -114,7 +114,7 @@ def select(
     """
     request = request_from(config, vllm_config, num_heads)
     selection = among_adapted(select_backend(request, simulated_profile()))
-    unadapted = adapter_refusals(config)
+    unadapted = adapter_refusals(config, vllm_config)
     if selection.backend is None or unadapted:
         reasons = [f"  ascend-vllm-plugin: {refusal}" for refusal in unadapted]
         raise NoBackendError("\n".join([selection.as_text(), *reasons]))
@@ -143,8 +143,13 @@ def _no_adapter(backend: str) -> Refusal:
     )
 
 
-def adapter_refusals(config: AttentionSelectorConfig) -> list[Refusal]:
+def adapter_refusals(config: AttentionSelectorConfig, vllm_config: VllmConfig) -> list[Refusal]:
     """What vLLM asks for and no adapter of this version handles."""
+    reasons = [item for item in NOT_ADAPTED.items() if getattr(config, item[0])]
+    if config.use_kv_connector:
+        is_draft = role_of_current_layer(vllm_config) == "draft"
+        for allowed in connector_reasons(sparse=config.use_sparse, draft=is_draft):
+            reasons.append(("use_kv_connector", allowed))
     return [
         Refusal(
             rule=f"vllm.{field}",
@@ -153,8 +158,7 @@ def adapter_refusals(config: AttentionSelectorConfig) -> list[Refusal]:
             allowed=allowed,
             source="ascend_vllm_plugin.selection",
         )
-        for field, allowed in NOT_ADAPTED.items()
-        if getattr(config, field)
+        for field, allowed in reasons
     ]
 
 

@@ -88,3 +88,4 @@ class DraftFlashImpl(StandardImpl):
     """
 
     backend: ClassVar[type[BackendClass]] = AscendFlashAttentionBackend
+    opens_transfer_window = True
