@@ -29,7 +29,7 @@ def config(k=3, max_model_len=64, **options):
         speculative_config=SimpleNamespace(num_speculative_tokens=k),
         model_config=SimpleNamespace(max_model_len=max_model_len),
         additional_config={"ascend": options},
-        parallel_config=SimpleNamespace(rank=0, data_parallel_index=0),
+        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1, data_parallel_index=0),
         instance_id="abcde",
     )
 

@@ -35,7 +35,7 @@ def config(instance="abcde", model="ascend_vllm_plugin.SuffixProposer", rank=0):
         instance_id=instance,
         speculative_config=SimpleNamespace(method="custom_class", model=model),
         model_config=SimpleNamespace(served_model_name="glm-5"),
-        parallel_config=SimpleNamespace(rank=rank, data_parallel_index=0),
+        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2, data_parallel_index=0),
     )
 
 
@@ -82,6 +82,14 @@ def test_what_a_killed_process_left_is_removed_by_the_next(folder):
     assert (folder / "other.0.speculation").exists()
 
 
+def test_what_a_living_process_counts_stays(folder):
+    path = folder / "abcde.0.speculation"
+    with drafting_process(path) as process:
+        SpeculationCounters(folder / "other.0.speculation")
+        assert path.exists()
+        process.communicate("end\n", timeout=60)
+
+
 def test_engines_are_told_apart(folder):
     counters_of(config("aaaaa")).add("num_late_drafts")
     counters_of(config("aaaaa_dp1")).add("num_late_drafts", 2)
@@ -90,9 +98,11 @@ def test_engines_are_told_apart(folder):
     assert [float(line.split()[-1]) for line in shown] == [1.0, 2.0]
 
 
-def test_only_rank_0_is_shown(folder):
+def test_only_the_first_rank_of_a_stage_is_shown(folder):
     counters_of(config(rank=1)).add("num_late_drafts")
     assert list(folder.iterdir()) == []
+    counters_of(config(rank=2)).add("num_late_drafts")  # the only stage with a drafter
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_an_engine_without_drafts_has_no_samples():

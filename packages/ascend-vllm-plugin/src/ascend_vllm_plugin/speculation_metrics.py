@@ -12,12 +12,13 @@ these metrics are then missing from it.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
@@ -43,7 +44,7 @@ GAUGES: Final[Mapping[str, str]] = {
 }
 
 _FIELDS: Final = (*COUNTERS, *GAUGES)
-_PLACES: Final = {name: 1 + index for index, name in enumerate(_FIELDS)}  # 0: the process id
+_PLACES: Final = {name: index for index, name in enumerate(_FIELDS)}
 _SUFFIX: Final = ".speculation"
 
 
@@ -75,12 +76,11 @@ class SpeculationCounters:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._values: Any = np.zeros(1 + len(_FIELDS), dtype=np.int64)
+        self._values: Any = np.zeros(len(_FIELDS), dtype=np.int64)
         if path is not None:
             _remove_orphans(path.parent)
-            self._values = np.memmap(path, dtype=np.int64, mode="w+", shape=self._values.shape)
+            self._values = np.memmap(_owned_file(path), dtype=np.int64, mode="r+")
             atexit.register(path.unlink, missing_ok=True)
-        self._values[0] = os.getpid()
 
     def add(self, name: str, amount: int = 1) -> None:
         """Count."""
@@ -92,13 +92,14 @@ class SpeculationCounters:
 
     def as_dict(self) -> dict[str, int]:
         """All of them by name."""
-        return dict(zip(_FIELDS, self._values[1:].tolist(), strict=True))
+        return dict(zip(_FIELDS, self._values.tolist(), strict=True))
 
 
 def counters_of(vllm_config: VllmConfig) -> SpeculationCounters:
     """The counters that the engine of this configuration exports from this process."""
     parallel = vllm_config.parallel_config
-    if parallel.rank:  # all ranks draft; vLLM uses what rank 0 says
+    # Every tensor parallel rank drafts; vLLM takes what the first one says.
+    if parallel.rank % parallel.tensor_parallel_size:
         return SpeculationCounters()
     name = f"{vllm_config.instance_id}.{parallel.data_parallel_index}{_SUFFIX}"
     return SpeculationCounters(metrics_folder() / name)
@@ -160,19 +161,38 @@ class SpeculationCollector:
 
 
 def _read(path: Path) -> Mapping[str, int]:
-    values = np.fromfile(path, dtype=np.int64)[1:].tolist()
-    return dict(zip(_FIELDS, values, strict=True)) if values else {}
+    try:
+        values = np.fromfile(path, dtype=np.int64).tolist()
+    except FileNotFoundError:  # the engine ended since the folder was listed
+        return {}
+    return dict(zip(_FIELDS, values, strict=True))
+
+
+_owned: list[BinaryIO] = []
+"""Files of this process; each holds a lock while it is open."""
+
+
+def _owned_file(path: Path) -> BinaryIO:
+    """A file of zeros under a lock that ends with this process, however it ends."""
+    new = path.with_suffix(".new")
+    file = new.open("w+b")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write(bytes(8 * len(_FIELDS)))
+    file.flush()
+    new.replace(path)
+    _owned.append(file)
+    return file
 
 
 def _remove_orphans(folder: Path) -> None:
     """Remove what processes left behind that were killed."""
     for path in folder.glob(f"*{_SUFFIX}"):
         try:
-            owner = np.fromfile(path, dtype=np.int64, count=1).tolist()
-        except FileNotFoundError:  # another process ended meanwhile
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+        except (FileNotFoundError, BlockingIOError):  # it has just ended, or it is alive
             continue
-        if owner and not Path(f"/proc/{owner[0]}").exists():
-            path.unlink(missing_ok=True)
 
 
 _registered: list[SpeculationCollector] = []
