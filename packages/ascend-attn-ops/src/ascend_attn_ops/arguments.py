@@ -236,6 +236,38 @@ def tensors_of(args: Any) -> Iterable[torch.Tensor]:
             yield from value or ()
 
 
+_SMALL = 16 << 20  # bytes; key and value caches are larger, and no rule reads their values
+_COUNTS = (torch.int32, torch.int64, torch.bool)  # lengths, tables, indices, masks: always read
+
+
+def on_host(args: T) -> T:
+    """The record with copies of the device tensors whose values a rule may read.
+
+    Caches and other large tensors stay where they are: of them rules read shapes only.
+    """
+    changed: dict[str, Any] = {}
+    for parameter in parameters(args.__class__):
+        value = getattr(args, parameter.name)
+        if isinstance(value, tuple) and any(_lies_on_device(entry) for entry in value):
+            changed[parameter.name] = tuple(map(_copy, value))
+        elif _lies_on_device(value):
+            changed[parameter.name] = _copy(value)
+    if not changed:
+        return args
+    record: Any = args  # mypy does not see that the record decorator is attrs.frozen
+    copied: T = attrs.evolve(record, **changed)
+    return copied
+
+
+def _lies_on_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    small = value.numel() * value.element_size() <= _SMALL
+    return value.cpu() if small or value.dtype in _COUNTS else value
+
+
 def describe(args: Any) -> str:
     """The arguments that differ from their defaults, one line each."""
     lines = []

@@ -19,6 +19,7 @@ import attrs
 
 from ascend_hwprofile import HardwareProfile
 
+from .arguments import on_host
 from .refusals import Refusal
 
 A = TypeVar("A")
@@ -41,6 +42,7 @@ class Scope(enum.Enum):
     PRODUCT = "product"  # a limit of CANN on a product: wherever a profile is given
     NPU = "npu"  # CANN refuses it, the host providers take it (float32, strides ...)
     VALUE = "value"  # tensor values: only the sanitizer looks
+    FORMAT = "format"  # storage formats of NPU tensors: only the sanitizer looks
 
 
 @attrs.frozen
@@ -96,7 +98,7 @@ class Rule:
 
     def concerns(self, profile: HardwareProfile | None, *, host: bool) -> bool:
         """Whether the rule is asked for this profile and kind of provider."""
-        if self.scope is Scope.VALUE:
+        if self.scope in (Scope.VALUE, Scope.FORMAT):
             return False
         if self.scope is Scope.NPU and host:
             return False
@@ -254,11 +256,12 @@ class Contract(Generic[A]):
         return refusals
 
     def broken_values(self, args: A, profile: HardwareProfile | None) -> list[Refusal]:
-        """Refusals of the value rules; they read tensor data."""
+        """Refusals of the value and format rules; the values of NPU tensors are copied first."""
         context = RuleContext(profile, self.limits)
+        seen = {Scope.VALUE: on_host(args), Scope.FORMAT: args}
         found = [
-            (rule, rule.predicate(args, context))
+            (rule, rule.predicate(seen[rule.scope], context))
             for rule in self.rules
-            if rule.scope is Scope.VALUE
+            if rule.scope in seen
         ]
         return [rule.refusal(what) for rule, what in found if what is not None]

@@ -182,16 +182,19 @@ def infer(version: int, changes: dict[str, Any]) -> Callable[[Generator], Argume
     return build
 
 
-def listed_keys(g: Generator) -> Arguments:
-    """Two requests with keys of their own length in a tensor list."""
+def left_padded(g: Generator) -> Arguments:
+    """Queries at the end of their rows, one row of padding behind them."""
     return {
-        "query": normal(g, 2, 2, 4 * 64),
-        "key": [normal(g, 1, n, 2 * 64) for n in (5, 9)],
-        "value": [normal(g, 1, n, 2 * 64) for n in (5, 9)],
+        "query": normal(g, 2, 4, 6, 128),
+        "key": normal(g, 2, 2, 32, 128),
+        "value": normal(g, 2, 2, 32, 128),
         "num_heads": 4,
         "num_key_value_heads": 2,
-        "scale": 0.125,
-        "input_layout": "BSH",
+        "scale": 0.088,
+        "input_layout": "BNSD",
+        "actual_seq_lengths": [3, 5],
+        "actual_seq_lengths_kv": [20, 32],
+        "query_padding_size": ints(1, dtype=torch.int64),
     }
 
 
@@ -217,7 +220,7 @@ def ring_merge(g: Generator) -> Arguments:
         "cur_attn_out": normal(g, 6, 2, 16),
         "cur_softmax_max": lanes(-1),
         "cur_softmax_sum": lanes(1),
-        "actual_seq_qlen": ints(2, 6, dtype=torch.int64),
+        "actual_seq_qlen": ints(0, 2, 6, dtype=torch.int64),
         "input_layout": "TND",
     }
 
@@ -247,7 +250,7 @@ def gather(g: Generator) -> Arguments:
         "seq_lens": ints(20, 25),
         "key": normal(g, 47, 1, 512),
         "value": normal(g, 47, 1, 64),
-        "seq_offset": ints(16, 5),
+        "seq_offset": ints(16, 0),
     }
 
 
@@ -390,6 +393,7 @@ def infer_cases() -> Iterator[Case]:
     yield Case(INFER_BOTH[1], "sink", sink, changed(learnable_sink=double))
     prefix = infer(1, _DENSE | {"prefix": 5, "mode": 0})
     yield Case(INFER_BOTH[0], "shared_prefix", prefix, changed(scale=double))
+    yield Case(INFER_BOTH[0], "left_padding", left_padded, changed(scale=double))
     no_lse = frozenset({"output 1"})
     yield Case("attention_update", "out", merge(0), changed(lse=double), unspecified=no_lse)
     yield Case("attention_update", "out_and_lse", merge(1), changed(lse=double))

@@ -94,6 +94,23 @@ def test_unsupported_operators_are_refused_by_us_and_by_torch_npu(npu: Emulator)
             case.operator.providers["torch_npu"].run(record)
 
 
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_the_sanitizer_reads_npu_tensors(case: Case, npu: Emulator) -> None:
+    """Legal values pass, with every value rule asked; none mixes host and device."""
+    skip_illegal(case, npu)
+    arguments = case.before(on_npu(case.arguments()))
+    record = case.operator.bind(**arguments)
+    assert case.operator.contract.broken_values(record, npu.profile) == []
+
+
+def test_the_sanitizer_names_a_bad_value_of_an_npu_tensor(npu: Emulator) -> None:
+    case = next(case for case in CASES if case.op == "sparse_flash_attention")
+    arguments = on_npu(case.arguments())
+    arguments["block_table"][1, 1] = 99
+    with ops.sanitize(), pytest.raises(ops.SanitizerError, match=r"block_table.*99"):
+        results(case.operator, arguments, profile=npu.profile)
+
+
 def test_every_torch_npu_provider_has_a_case() -> None:
     providers = {op.name for op in ops.all_operators() if "torch_npu" in op.providers}
     assert providers == {case.op for case in CASES}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import ascend_attn_ops as ops
 from ascend_attn_ops.emulator import AlreadyActiveError, Emulator, activate, current
 
 
@@ -28,6 +29,13 @@ def test_another_device_in_the_same_process_is_refused(npu: Emulator) -> None:
     with pytest.raises(AlreadyActiveError, match=npu.profile.soc_name):
         activate(other)
     assert activate(npu.profile.soc_name) is npu
+
+
+def test_as_a_context_it_judges_for_the_emulated_soc(npu: Emulator) -> None:
+    assert ops.current_profile() is None
+    with npu, npu:
+        assert ops.current_profile() == npu.profile
+    assert ops.current_profile() is None
 
 
 def test_copies_are_counted_by_direction(npu: Emulator) -> None:

@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,12 @@ def load(folder: Path) -> dict[str, ctypes.CDLL]:
     """Load the libraries of a build for everyone in this process; again is harmless."""
     # With the queue torch_npu calls operators from a thread of its own and reports their errors
     # later, at another call.
+    if os.environ.get(QUEUE_VARIABLE, "0") != "0":
+        warnings.warn(
+            f"{QUEUE_VARIABLE}={os.environ[QUEUE_VARIABLE]} is set to 0: the emulated NPU runs "
+            "operators where they are called",
+            stacklevel=2,
+        )
     os.environ[QUEUE_VARIABLE] = "0"
     names = json.loads((folder / "manifest.json").read_text())["libraries"]
     return {name: ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL) for name in names}

@@ -9,12 +9,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ascend_hwprofile import HardwareProfile
 
+from ..context import use_profile
 from . import preload, soc
 from .builder import MANIFEST, build
 from .errors import AlreadyActiveError, EmulatorError
@@ -30,7 +31,8 @@ class Emulator:
     """An emulated NPU: the CANN libraries in this process and what happened on them.
 
     Made by :func:`activate`; there is one per process, and it stays, because torch_npu asks for
-    its SoC only once. As a context manager it records nothing by itself: use :meth:`record`.
+    its SoC only once. As a context manager it makes this package judge calls for the emulated SoC,
+    as ``ascend_attn_ops.use_profile`` does.
     """
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
@@ -44,6 +46,7 @@ class Emulator:
         self._declare()
         preload.configure(self._runtime, self._opapi, options)
         self._dispatcher: Any = None
+        self._judged: list[AbstractContextManager[HardwareProfile]] = []
         self._callbacks = preload.Callbacks(
             preload.Callbacks.RUN(lambda number: self._dispatch().run(number)),
             preload.Callbacks.FORGET(lambda number: self._dispatch().forget(number)),
@@ -158,15 +161,13 @@ class Emulator:
         return f"{self.profile.soc_name} on torch_npu {self.manifest['torch_npu']}"
 
     def __enter__(self) -> Emulator:
+        judged = use_profile(self.profile)
+        judged.__enter__()
+        self._judged.append(judged)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
+    def __exit__(self, *error: Any) -> None:
+        self._judged.pop().__exit__(*error)
 
 
 class _Appender:

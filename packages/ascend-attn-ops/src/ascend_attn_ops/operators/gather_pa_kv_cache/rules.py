@@ -13,6 +13,7 @@ from .._shared.findings import (
     wrong_rank,
     wrong_shape,
 )
+from .._shared.formats import FRACTAL_NZ, storage_format
 from .arguments import GatherPaKvCacheArguments as Args
 
 CONTRACT: Contract[Args] = Contract.load(__package__)
@@ -148,3 +149,14 @@ def _whole_blocks(a: Args, ctx: RuleContext) -> str | None:
     if a.seq_offset is None:
         return None
     return first_element("seq_offset", a.seq_offset, a.seq_offset % a.block_size != 0)
+
+
+@rule("cache_format")
+def _cache_format(a: Args, ctx: RuleContext) -> Finding | None:
+    if a.is_nd:
+        return None
+    for name, cache in (("key_cache", a.key_cache), ("value_cache", a.value_cache)):
+        found = storage_format(cache)
+        if found not in (None, FRACTAL_NZ):
+            return Finding(f"format {found}", parameter=name)
+    return None
