@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ascend_specdecode import ExponentialRace, InverseCdf, inverse_cdf
 
 # More than one block of 256, whole blocks, and a rest.
+BOTH = slice(0, 2)
 VOCABULARIES = [1, 2, 8, 255, 256, 257, 512, 1000]
 
 
@@ -74,15 +75,21 @@ def test_weights_need_not_sum_to_one_and_are_left_alone() -> None:
 def test_choices_use_the_number_of_the_place() -> None:
     weights = torch.ones(2, 4)
     numbers = torch.tensor([[0.1, 0.3, 0.9], [0.1, 0.3, 0.9]]).double()
-    assert InverseCdf(numbers)(weights, torch.tensor([0, 2])).tolist() == [0, 3]
-    assert InverseCdf(numbers)(weights, torch.tensor([1, 1])).tolist() == [1, 1]
+    assert InverseCdf(numbers)(weights, torch.tensor([0, 2]), BOTH).tolist() == [0, 3]
+    assert InverseCdf(numbers)(weights, torch.tensor([1, 1]), BOTH).tolist() == [1, 1]
+    last = InverseCdf(numbers)(weights[:1], torch.tensor([2]), slice(1, 2))
+    assert last.tolist() == [3]
 
 
 def test_a_race_takes_the_largest_quotient() -> None:
     noise = torch.tensor([[1.0, 0.5, 4.0, 0.1]])
     race = ExponentialRace(1 / noise)
-    assert race(torch.tensor([[0.2, 0.2, 0.6, 0.0]]), torch.tensor([0])).tolist() == [1]
-    assert race(torch.tensor([[0.1, 0.01, 0.89, 0.0]]), torch.tensor([0])).tolist() == [2]
+    assert race(torch.tensor([[0.2, 0.2, 0.6, 0.0]]), torch.tensor([0]), slice(0, 1)).tolist() == [
+        1
+    ]
+    assert race(
+        torch.tensor([[0.1, 0.01, 0.89, 0.0]]), torch.tensor([0]), slice(0, 1)
+    ).tolist() == [2]
 
 
 def test_both_choices_sample_the_same_distribution() -> None:
@@ -92,7 +99,7 @@ def test_both_choices_sample_the_same_distribution() -> None:
     noise = torch.empty(40_000, 4).exponential_(generator=generator)
     for chosen in (
         inverse_cdf(weights, uniforms),
-        ExponentialRace(1 / noise)(weights, torch.zeros(40_000).long()),
+        ExponentialRace(1 / noise)(weights, torch.zeros(40_000).long(), slice(None)),
     ):
         shares = torch.bincount(chosen, minlength=4) / len(chosen)
         torch.testing.assert_close(shares, weights[0] / 8, atol=0.01, rtol=0)

@@ -14,15 +14,16 @@ _BLOCK: Final = 256
 class Choice(Protocol):
     """Chooses the token that a step emits where no drafted one is."""
 
-    def __call__(self, weights: Tensor, accepted: Tensor) -> Tensor:
-        """Choose token v of row b with probability ``weights[b, v] / weights[b].sum()``.
+    def __call__(self, weights: Tensor, accepted: Tensor, rows: slice) -> Tensor:
+        """Choose token v of row r with probability ``weights[r, v] / weights[r].sum()``.
 
         Args:
-            weights: [B, V] >= 0, each row with a weight above 0; need not sum to 1.
-            accepted: [B] int64, drafted tokens accepted before the chosen one.
+            weights: [R, V] >= 0, each row with a weight above 0; need not sum to 1.
+            accepted: [R] int64, drafted tokens accepted before the chosen one.
+            rows: which R of the B requests these are.
 
         Returns:
-            [B] int64 in 0..V-1.
+            [R] int64 in 0..V-1.
         """
         ...
 
@@ -37,9 +38,10 @@ class InverseCdf:
 
     uniforms: Tensor
 
-    def __call__(self, weights: Tensor, accepted: Tensor) -> Tensor:
+    def __call__(self, weights: Tensor, accepted: Tensor, rows: slice) -> Tensor:
         """See :class:`Choice`."""
-        return inverse_cdf(weights, self.uniforms.gather(1, accepted.unsqueeze(1)).squeeze(1))
+        numbers = self.uniforms[rows].gather(1, accepted.unsqueeze(1))
+        return inverse_cdf(weights, numbers.squeeze(1))
 
 
 @attrs.frozen(eq=False)
@@ -52,9 +54,9 @@ class ExponentialRace:
 
     inverse_noise: Tensor
 
-    def __call__(self, weights: Tensor, accepted: Tensor) -> Tensor:
+    def __call__(self, weights: Tensor, accepted: Tensor, rows: slice) -> Tensor:
         """See :class:`Choice`; the same noise serves whatever number was accepted."""
-        return (weights * self.inverse_noise).argmax(dim=-1)
+        return _first_largest(weights * self.inverse_noise[rows])
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -89,7 +91,7 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 def _block_sums(weights: Tensor, size: int) -> Tensor:
     """Sum blocks of ``size`` columns, the last one shorter: [B, ceil(V / size)] float64."""
     whole = weights.shape[1] // size * size
-    sums = weights[:, :whole].unflatten(1, (-1, size)).sum(dim=-1)
+    sums: Tensor = weights[:, :whole].unflatten(1, (-1, size)).sum(dim=-1)
     if whole < weights.shape[1]:
         rest = weights[:, whole:].sum(dim=-1, keepdim=True)
         sums = torch.cat([sums, rest], dim=-1)
@@ -101,3 +103,18 @@ def _first_above(cumulative: Tensor, threshold: Tensor, parts: Tensor) -> Tensor
     above = cumulative > threshold.unsqueeze(1)
     last = parts.shape[1] - 1 - (parts > 0).flip(1).byte().argmax(dim=1)
     return torch.where(above.any(dim=1), above.byte().argmax(dim=1), last)
+
+
+def _first_largest(scores: Tensor) -> Tensor:
+    """Return ``scores.argmax(-1)``, the first of equals: [B]. Blocks first, which is faster."""
+    size = min(_BLOCK, scores.shape[1])
+    whole = scores.shape[1] // size * size
+    largest: Tensor = scores[:, :whole].unflatten(1, (-1, size)).amax(dim=-1)
+    if whole < scores.shape[1]:
+        rest = scores[:, whole:].amax(dim=-1, keepdim=True)
+        largest = torch.cat([largest, rest], dim=-1)
+    block = largest.argmax(dim=-1, keepdim=True)
+    places = block * size + torch.arange(size, device=scores.device)
+    # Beyond the end the last score is seen again, behind itself.
+    part = scores.gather(1, places.clamp(max=scores.shape[1] - 1))
+    return block.squeeze(1) * size + part.argmax(dim=-1)

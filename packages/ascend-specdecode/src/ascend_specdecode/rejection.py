@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -32,6 +33,9 @@ _LEFT_OVER: Final = 2.0**-100
 Far below rounding, so the distribution is not changed; but where rounding makes the rest of a
 residual zero, a token that the target can say is chosen all the same.
 """
+
+_PART_ENTRIES: Final = 2**20
+"""Weights that a CPU makes and chooses from at a time: 4 MB, which stay in its caches."""
 
 _LARGE_VOCABULARY: Final = 2048
 """From here on a CPU is faster row by row: copying rows costs more than a call for each."""
@@ -124,8 +128,9 @@ def rejection_sample_with(
     """
     tokens, counts = draft_tokens.long(), num_draft_tokens.long()
     accepted = _count_accepted(tokens, target_probs, draft_probs, counts, accept_uniforms)
-    weights = _final_weights(tokens, target_probs, draft_probs, counts, accepted)
-    return emit(tokens, accepted, choose(weights, accepted))
+    step = _Step(tokens, target_probs, draft_probs, accepted, accepted < counts)
+    last = [choose(step.weights(rows), accepted[rows], rows) for rows in step.parts()]
+    return emit(tokens, accepted, torch.cat(last) if last else accepted)
 
 
 def request_streams(
@@ -169,64 +174,81 @@ def _count_accepted(
     return count_leading(accept_uniforms < ratio, counts)
 
 
-def _final_weights(
-    tokens: Tensor,
-    target_probs: Tensor,
-    draft_probs: Tensor | None,
-    counts: Tensor,
-    accepted: Tensor,
-) -> Tensor:
-    """Return the weights of the recovered or bonus token of each request: [B, V]."""
-    rejected = accepted < counts
-    if draft_probs is None or tokens.shape[1] == 0:
-        weights = _rows_at(target_probs, accepted)
-        return _without_rejected(weights, tokens, rejected, accepted)
-    if tokens.device.type == "cpu" and target_probs.shape[2] >= _LARGE_VOCABULARY:
-        return _residuals_by_row(target_probs, draft_probs, rejected, accepted)
-    weights = _rows_at(target_probs, accepted)
-    drafted_with = _rows_at(draft_probs, accepted.clamp(max=tokens.shape[1] - 1))
-    drafted_with = torch.where(rejected.unsqueeze(1), drafted_with, 0)
-    return residual(weights, drafted_with, out=drafted_with)
-
-
 def residual(target: Tensor, draft: Tensor, out: Tensor) -> Tensor:
     """Write the weights max(target - draft, 0) to ``out``, which may be ``draft``; all [..., V].
 
     A share of 2^-100 of the target is left: see the module's constant.
     """
     torch.sub(target, draft, out=out)
-    return torch.maximum(out, target * _LEFT_OVER, out=out)
+    return out.clamp_(min=0).add_(target, alpha=_LEFT_OVER)
+
+
+@attrs.frozen(eq=False)
+class _Step:
+    """A step whose accepted tokens are known.
+
+    Attributes:
+        tokens: [B, K] int64.
+        target_probs: [B, K+1, V].
+        draft_probs: [B, K, V], or None.
+        accepted: [B] int64.
+        rejected: [B] bool, whether the token after the accepted ones was drafted.
+    """
+
+    tokens: Tensor
+    target_probs: Tensor
+    draft_probs: Tensor | None
+    accepted: Tensor
+    rejected: Tensor
+
+    def parts(self) -> list[slice]:
+        """Rows to handle at a time: on a CPU few enough for its cache, else all."""
+        batch, _, vocabulary = self.target_probs.shape
+        size = batch
+        if self.tokens.device.type == "cpu":
+            size = max(1, _PART_ENTRIES // vocabulary)
+        return [slice(start, start + size) for start in range(0, batch, max(1, size))]
+
+    def weights(self, rows: slice) -> Tensor:
+        """Return the weights of the recovered or bonus token of some rows: [R, V]."""
+        if self.draft_probs is None or not self.tokens.shape[1]:
+            return self._without_rejected(rows)
+        if self.tokens.device.type == "cpu" and self.target_probs.shape[2] >= _LARGE_VOCABULARY:
+            return self._residuals_by_row(rows, self.draft_probs[rows])
+        at = self.accepted[rows].clamp(max=self.tokens.shape[1] - 1)
+        drafted_with = _rows_at(self.draft_probs[rows], at)
+        drafted_with = torch.where(self.rejected[rows].unsqueeze(1), drafted_with, 0)
+        return residual(self._target_rows(rows), drafted_with, out=drafted_with)
+
+    def _target_rows(self, rows: slice) -> Tensor:
+        return _rows_at(self.target_probs[rows], self.accepted[rows])
+
+    def _without_rejected(self, rows: slice) -> Tensor:
+        """Take the rejected token's weight away: the residual of a point mass."""
+        weights = self._target_rows(rows)
+        if not self.tokens.shape[1]:
+            return weights
+        at = self.accepted[rows].clamp(max=self.tokens.shape[1] - 1).unsqueeze(1)
+        token = self.tokens[rows].gather(1, at).clamp(0, weights.shape[1] - 1)
+        share = torch.where(self.rejected[rows].unsqueeze(1), _LEFT_OVER, 1.0).to(weights.dtype)
+        return weights.scatter_(1, token, weights.gather(1, token) * share)
+
+    def _residuals_by_row(self, rows: slice, draft_probs: Tensor) -> Tensor:
+        """Read each row where it is: with a large vocabulary, copying the rows costs most."""
+        target = self.target_probs[rows]
+        weights = target.new_empty(target.shape[0], target.shape[2])
+        pairs = zip(self.rejected[rows].tolist(), self.accepted[rows].tolist(), strict=True)
+        for row, (was_rejected, at) in enumerate(pairs):
+            if was_rejected:
+                residual(target[row, at], draft_probs[row, at], out=weights[row])
+            else:
+                weights[row] = target[row, at]
+        return weights
 
 
 def _rows_at(probabilities: Tensor, index: Tensor) -> Tensor:
     """Return entry ``index[b]`` of each row b of [B, J, V]: a copy [B, V]."""
     return probabilities[torch.arange(index.shape[0], device=index.device), index]
-
-
-def _without_rejected(
-    weights: Tensor, tokens: Tensor, rejected: Tensor, accepted: Tensor
-) -> Tensor:
-    """Take the rejected token's weight away, in place: the residual of a point mass."""
-    if tokens.shape[1] == 0:
-        return weights
-    at = accepted.clamp(max=tokens.shape[1] - 1).unsqueeze(1)
-    token = tokens.gather(1, at).clamp(0, weights.shape[1] - 1)
-    share = torch.where(rejected.unsqueeze(1), _LEFT_OVER, 1.0).to(weights.dtype)
-    return weights.scatter_(1, token, weights.gather(1, token) * share)
-
-
-def _residuals_by_row(
-    target_probs: Tensor, draft_probs: Tensor, rejected: Tensor, accepted: Tensor
-) -> Tensor:
-    """Read each row where it is: with a large vocabulary, copying the rows costs most."""
-    weights = target_probs.new_empty(target_probs.shape[0], target_probs.shape[2])
-    pairs = zip(rejected.tolist(), accepted.tolist(), strict=True)
-    for row, (was_rejected, at) in enumerate(pairs):
-        if was_rejected:
-            residual(target_probs[row, at], draft_probs[row, at], out=weights[row])
-        else:
-            weights[row] = target_probs[row, at]
-    return weights
 
 
 def full_counts(draft_tokens: Tensor) -> Tensor:

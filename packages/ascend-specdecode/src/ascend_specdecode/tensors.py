@@ -16,6 +16,9 @@ PROBABILITY_DTYPES: Final = (torch.float32, torch.float64)
 _SUM_TOLERANCE: Final = 1e-3
 """How far from 1 a row of probabilities may sum: float32 rounding over any vocabulary, no more."""
 
+_CACHED_ENTRIES: Final = 2**18
+"""Entries that a CPU core's cache holds from one pass to the next: 1 MB of float32."""
+
 
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -> None:
     """Refuse a tensor that is not of ``shape``; ``meaning`` names its dimensions.
@@ -80,12 +83,18 @@ def check_distributions(name: str, probabilities: Tensor, used: Tensor) -> None:
     Raises:
         ArgumentError: names the first bad row, what was found and what is allowed.
     """
-    sums = probabilities.sum(dim=-1)
+    sums, least = _sums_and_least(probabilities)
     wrong = used & ~((sums - 1).abs() <= _SUM_TOLERANCE)  # negated, so that NaN is wrong
     allowed = f"a sum of 1 (+-{_SUM_TOLERANCE:g})"
     refuse_first(name, sums, wrong, allowed, of="a sum of ")
-    least = probabilities.amin(dim=-1)
     refuse_first(name, least, used & (least < 0), "probabilities >= 0", of="a probability of ")
+
+
+def _sums_and_least(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum and minimum of each row [B, J, V]: a few rows at a time, read from memory once."""
+    rows = max(1, _CACHED_ENTRIES // max(1, probabilities[:1].numel()))
+    found = [(part.sum(dim=-1), part.amin(dim=-1)) for part in probabilities.split(rows)]
+    return torch.cat([sums for sums, _ in found]), torch.cat([least for _, least in found])
 
 
 def check_same_dtype(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:

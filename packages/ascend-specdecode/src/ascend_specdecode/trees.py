@@ -229,7 +229,8 @@ def rejection_sample_tree_with(
     rounds = _Rounds(tree, target_probs, draft_probs, accept_uniforms, target_probs[:, 0].clone())
     for node in range(tree.tokens.shape[1]):
         path.follow(node, rounds.accepts(node, path.tried(node)))
-    return path.verification(choose(rounds.left, path.length))
+    everyone = slice(0, len(path.length))
+    return path.verification(choose(rounds.left, path.length, everyone))
 
 
 @torch.no_grad()
