@@ -13,7 +13,8 @@ from ascend_vllm_plugin import RoutingFileError, RoutingRow, RoutingTable, read_
 from ascend_vllm_plugin.cli import main
 from ascend_vllm_plugin.routing import DraftPlans
 
-REFUSAL = Refusal("mla.use_mla", "use_mla", "False", "True", "a table", 561002)
+STRANGER = Refusal("mla.use_mla", "use_mla", "False", "True", "a table", 561002)
+REFUSAL = Refusal("fa3.consistency", "consistency", "False", "True", "a table", 561002)
 RUNNER = GateTerm(
     rule="draft_flash.runner",
     kind="condition",
@@ -39,7 +40,12 @@ TABLE = RoutingTable(
             backend_class="x.Y",
             chosen_by="selection",
             request={"head_size": 64, "sliding_window": None},
-            verdicts=(Verdict("standard", ()), Verdict("mla", (REFUSAL,))),
+            verdicts=(
+                Verdict("standard", ()),
+                Verdict("fa3", (REFUSAL,)),
+                Verdict("mla", (STRANGER, REFUSAL)),
+                Verdict("sfa", (attrs.evolve(STRANGER, parameter="use_mla, use_sparse"),)),
+            ),
         ),
         RoutingRow(
             role="draft",
@@ -77,7 +83,9 @@ def test_text():
         "speculation: method custom_class, tokens 4",
         "target, full attention: 2 layers -> standard (x.Y), chosen by selection",
         "  standard: takes it",
-        "  mla: refused, use_mla: found False; allowed: True [mla.use_mla, CANN 561002; a table]",
+        "  fa3: refused, consistency: found False; allowed: True "
+        "[fa3.consistency, CANN 561002; a table]",
+        "  for other architectures: mla, sfa",
         "draft, full attention: 1 layer -> draft_flash (x.Z), chosen by selection",
         "  draft_flash: takes it",
         "    relaxed, runner: found v2; allowed: v1 [draft_flash.runner; a gate]",

@@ -115,6 +115,17 @@ def forget_selections() -> None:
     selector._cached_get_attn_backend.cache_clear()
 
 
+def single_process_defaults() -> Mapping[str, str]:
+    """Variables with which vLLM builds a model in this process, quietly, and tells nobody."""
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
 def current_platform_path() -> str:
     """Class path of the platform that vLLM runs on."""
     from vllm.platforms import current_platform

@@ -4,6 +4,7 @@
 |---|---|
 | `ASCEND_VLLM_SIMULATE` | `1`: run on the CPU with a simulated profile; `0`, unset: do nothing |
 | `ASCEND_VLLM_ROUTING_FILE` | file that receives the routing table (JSON) once a model is loaded |
+| `ASCEND_VLLM_EXPLAIN` | set by `ascend-vllm explain` for vLLM's processes: they load no weights |
 
 The profile that is simulated comes from `ASCEND_HWPROFILE`, which ascend-hwprofile owns.
 """
@@ -18,6 +19,7 @@ from ascend_vllm_plugin.errors import EnvironmentVariableError
 
 SIMULATE = "ASCEND_VLLM_SIMULATE"
 ROUTING_FILE = "ASCEND_VLLM_ROUTING_FILE"
+EXPLAIN = "ASCEND_VLLM_EXPLAIN"
 PROFILE = "ASCEND_HWPROFILE"
 DEFAULT_FAMILY = "A5"
 
@@ -32,6 +34,25 @@ def simulation_requested() -> bool:
     if value not in ("", "0", "1"):
         raise EnvironmentVariableError(SIMULATE, value, "1 (simulate) or 0 (do nothing)")
     return value == "1"
+
+
+def explaining() -> bool:
+    """Whether this process only builds a model to explain its routing."""
+    return os.environ.get(EXPLAIN, "") == "1"
+
+
+def request_simulation(profile: str | None) -> None:
+    """Ask for simulate mode, in this process and in those that it starts.
+
+    Args:
+        profile: SoC or family; None keeps what the environment says.
+
+    Raises:
+        ascend_hwprofile.HwProfileError: no supported SoC or family.
+    """
+    if profile is not None:
+        os.environ[PROFILE] = profile_for(profile).soc_name
+    os.environ[SIMULATE] = "1"
 
 
 def simulated_profile() -> HardwareProfile:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 
 from ascend_vllm_plugin import compat
-from ascend_vllm_plugin.environment import routing_file, simulated_profile, simulation_requested
+from ascend_vllm_plugin.environment import (
+    explaining,
+    routing_file,
+    simulated_profile,
+    simulation_requested,
+)
 from ascend_vllm_plugin.patches import triton_interpreter
 
 SIMULATED_PLATFORM = "ascend_vllm_plugin.simulated_platform.SimulatedAscendPlatform"
@@ -48,6 +53,8 @@ def register_general() -> None:
     compat.require_platform(SIMULATED_PLATFORM)
     if compat.v2_runner_requested():
         triton_interpreter.tidy()
+    if explaining():
+        import_module("ascend_vllm_plugin.explain").register_loader()
 
 
 def _check_request() -> None:

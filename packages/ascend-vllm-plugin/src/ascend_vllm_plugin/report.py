@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 from vllm.logger import init_logger
 
-from ascend_attn_backends import BackendRequest, Selection
+from ascend_attn_backends import AscendSFAIndexerBackend, BackendRequest, Selection, Verdict
 from ascend_vllm_plugin.adapters.draft_flash import DraftFlashBackend, plan_counters
+from ascend_vllm_plugin.adapters.indexer import IndexerBackend
 from ascend_vllm_plugin.compat import require_supported_vllm
 from ascend_vllm_plugin.environment import routing_file, simulated_profile
 from ascend_vllm_plugin.facts import plain
@@ -60,11 +61,15 @@ def routing_table(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
     """Group the attention layers that vLLM built by kind and backend; see `report_routing`."""
     targets = {id(module) for module in target.modules()}
     groups: dict[_Group, dict[str, Any]] = {}
+    indexers: dict[str, list[str]] = {}
     for name, layer in vllm_config.compilation_config.static_forward_context.items():
+        role = "target" if id(layer) in targets else "draft"
         if hasattr(layer, "attn_backend"):
-            kind = kind_of_layer(layer, "target" if id(layer) in targets else "draft")
-            group = (kind, layer.attn_backend, getattr(layer, "sliding_window", None))
+            window = getattr(layer, "sliding_window", None)
+            group = (kind_of_layer(layer, role), layer.attn_backend, window)
             groups.setdefault(group, {})[name] = layer
+        elif _is_indexer(layer):
+            indexers.setdefault(role, []).append(name)
     routes = recorded_routes()
     return RoutingTable(
         mode="simulated",
@@ -72,8 +77,9 @@ def routing_table(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
         vllm=require_supported_vllm(),
         model=str(vllm_config.model_config.model),
         speculation=_speculation(vllm_config),
-        rows=tuple(
-            _row(group, tuple(layers), routes.get(group[0])) for group, layers in groups.items()
+        rows=(
+            *(_row(group, tuple(layers), routes.get(group[0])) for group, layers in groups.items()),
+            *(_indexer_row(role, tuple(names)) for role, names in indexers.items()),
         ),
         plans=_draft_plans(groups),
     )
@@ -105,6 +111,27 @@ def _row(group: _Group, layers: tuple[str, ...], route: Route | None) -> Routing
         request={} if selection is None else _request_fields(selection.request),
         verdicts=() if selection is None else selection.verdicts,
         gate=() if selection is None or kind.role == "target" else selection.gate,
+    )
+
+
+def _is_indexer(layer: Any) -> bool:
+    """Whether a layer is the cache of an indexer: it has a backend, and nobody was asked for it."""
+    return hasattr(layer, "get_attn_backend") and issubclass(
+        layer.get_attn_backend(), IndexerBackend
+    )
+
+
+def _indexer_row(role: str, layers: tuple[str, ...]) -> RoutingRow:
+    name = AscendSFAIndexerBackend.name
+    return RoutingRow(
+        role=role,
+        kind=f"{role}, indexer",
+        layers=layers,
+        backend=name,
+        backend_class=f"{IndexerBackend.__module__}.{IndexerBackend.__qualname__}",
+        chosen_by="the model",
+        request={},
+        verdicts=(Verdict(name, ()),),  # a refusal would have stopped the model
     )
 
 

