@@ -167,6 +167,13 @@ def demo(session: nox.Session) -> None:
     session.run("python", "tools/demo.py", *session.posargs, interrupt_timeout=30)
 
 
+@nox.session(name="demo-glm")
+def demo_glm(session: nox.Session) -> None:
+    """The tiny GLM with MTP and DFlash2 drafts in real vLLM: routing, gate, acceptance, times."""
+    _install_stack(session)
+    session.run("python", "tools/demo_glm.py", *session.posargs, interrupt_timeout=30)
+
+
 @nox.session
 def soak(session: nox.Session) -> None:
     """64 streaming clients for five minutes against the server; a minute of it is in the tests."""
@@ -227,6 +234,7 @@ def siblings(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Performance ratios, each measured in one run; writes benchmarks/results.json."""
     emulator = _source("ascend-attn-ops", "[emulator]")
+    _install_vllm(session)  # one of them compares with vLLM's own rejection sampler
     session.install(TORCH, "numpy", *(_source(name) for name in PACKAGES), emulator)
     # torch_npu is there for one of them; without CANN torch must not import it by itself.
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -7,29 +7,27 @@ asks it twice, and prints the answers, the routing table, acceptance, speed and 
 from __future__ import annotations
 
 import argparse
-import shutil
-import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ascend_demo.chat import MODEL_NAME, Answer, Question, ask
-from ascend_demo.errors import RequestError, ServerError, SetupError, ToolError
-from ascend_demo.launch import check_environment, routing_file, server_settings, versions
+from ascend_demo.command import check_report_file, exit_code_of, port, seconds, work_folder
+from ascend_demo.errors import RequestError, ServerError
+from ascend_demo.launch import (
+    check_environment,
+    read_routing_table,
+    routing_file,
+    server_settings,
+    versions,
+)
 from ascend_demo.model import make_model
-from ascend_demo.progress import conversion_progress, print_error, starting_progress
+from ascend_demo.progress import conversion_progress, starting_progress
 from ascend_demo.report import Report, show
 from ascend_demo.server import RunningServer, choose_port, log_tail, serving
 from rich.console import Console
 from rich.markup import escape
-
-if TYPE_CHECKING:
-    from ascend_vllm_plugin import RoutingTable
 
 EPILOG = """\
 examples:
@@ -65,20 +63,12 @@ QUESTIONS: Final = (
 )
 
 
-class EndedBySignal(BaseException):  # like KeyboardInterrupt, it is no error
-    """SIGTERM or SIGHUP arrived; raised so that every `with` block is left in order."""
-
-    def __init__(self, number: int) -> None:
-        self.exit_code = 128 + number
-        super().__init__(f"ended by {signal.Signals(number).name}")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--port", type=_port, help="where to listen (default: a free port)")
+    parser.add_argument("--port", type=port, help="where to listen (default: a free port)")
     parser.add_argument("--profile", default="A5", help="SoC or family to simulate (default: A5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here too")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="model wheel at hand")
@@ -86,21 +76,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--keep-serving", action="store_true", help="leave the server open until Ctrl-C"
     )
     parser.add_argument(
-        "--ready-seconds", type=_seconds, default=300.0, help="wait for the server (default: 300)"
+        "--ready-seconds", type=seconds, default=300.0, help="wait for the server (default: 300)"
     )
     return parser
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed 1 to 65535")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed whole seconds from 1")
-    return float(text)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -111,11 +89,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """
     check_environment(arguments.profile)
     check_report_file(arguments.json)
-    port = choose_port(arguments.port)
+    chosen = choose_port(arguments.port)
     with conversion_progress() as (tell, advance):
         model = make_model(wheel_file=arguments.wheel, tell=tell, advance=advance).path
     with work_folder() as work:
-        settings = server_settings(model, port, arguments.profile, work, arguments.ready_seconds)
+        settings = server_settings(model, chosen, arguments.profile, work, arguments.ready_seconds)
         with starting_progress() as progress, serving(settings, progress.update) as server:
             progress.stop()
             report = ask_all(server, model, work, console)
@@ -124,31 +102,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 report.write(arguments.json)
             if arguments.keep_serving:
                 keep_serving(server, console)
-
-
-def check_report_file(file: Path | None) -> None:
-    """Refuse a report file that could not be written once everything has run.
-
-    Raises:
-        SetupError: it is a folder, or its folder does not exist.
-    """
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise SetupError(f"--json: found {str(file)!r}, allowed a file in a folder that exists")
-
-
-@contextmanager
-def work_folder() -> Iterator[Path]:
-    """Give a folder for log and routing table; it stays when an error message points into it."""
-    folder = Path(tempfile.mkdtemp(prefix="ascend-demo-"))
-    keep = False
-    try:
-        yield folder
-    except ToolError:
-        keep = True
-        raise
-    finally:
-        if not keep:
-            shutil.rmtree(folder)
 
 
 def ask_all(server: RunningServer, model: Path, work: Path, console: Console) -> Report:
@@ -183,20 +136,6 @@ def ask_one(server: RunningServer, question: Question, console: Console) -> Answ
     return answer
 
 
-def read_routing_table(file: Path) -> RoutingTable:
-    """Read what the plugin wrote while the model was loaded.
-
-    Raises:
-        RequestError: it wrote nothing, so vLLM did not run through this project's attention.
-    """
-    from ascend_vllm_plugin import RoutingFileError, read_routing
-
-    try:
-        return read_routing(file)
-    except RoutingFileError as error:
-        raise RequestError(f"the server wrote no routing table: {error}") from error
-
-
 def keep_serving(server: RunningServer, console: Console) -> None:
     """Leave the server open until Ctrl-C.
 
@@ -217,32 +156,10 @@ def keep_serving(server: RunningServer, console: Console) -> None:
     raise ServerError(f"the server ended with exit code {code}", log, log_tail(log, 30))
 
 
-def raise_on_signals() -> None:
-    """Turn SIGTERM and SIGHUP, which would end us on the spot, into an exception."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        raise EndedBySignal(number)
-
-    signal.signal(signal.SIGTERM, handler)
-    signal.signal(signal.SIGHUP, handler)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     arguments = build_parser().parse_args(argv)
-    raise_on_signals()
-    try:
-        run(arguments, Console())
-    except ToolError as error:
-        print_error(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        print_error("interrupted; the server was ended")
-        return 130
-    except EndedBySignal as signal_error:
-        print_error(f"{signal_error}; the server was ended")
-        return signal_error.exit_code
-    return 0
+    return exit_code_of(lambda: run(arguments, Console()))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Stands in for vLLM's server: `fake_server.py MODE PORT`, behaves well or badly as MODE says.
 
 Every mode first starts a worker process and writes both process ids to the file $FAKE_PIDS.
+$FAKE_ROUTING, when set, is a folder with the routing tables to write: start.json once the server
+is up, end.json when it leaves. $FAKE_PLAIN=1: no counters of speculation.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Counters:
             'accepted_tokens_per_pos_total{position="0"}': 3 * number,
             'accepted_tokens_per_pos_total{position="1"}': number,
         }
-        lines = [f"vllm:spec_decode_num_{name} {value}.0" for name, value in values.items()]
+        drafts = {} if os.environ.get("FAKE_PLAIN") else values
+        lines = [f"vllm:spec_decode_num_{name} {value}.0" for name, value in drafts.items()]
+        lines.append(f"vllm:iteration_tokens_total_count{{}} {5 * number}.0")
         return "\n".join(lines) + "\n"
 
 
@@ -97,10 +101,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
+        chat = "chat" in self.path
         for piece in PIECES:
-            self._event([{"index": 0, "delta": {"content": piece}, "finish_reason": None}])
+            said = {"delta": {"content": piece}} if chat else {"text": piece}
+            self._event([{"index": 0, "finish_reason": None, **said}])
             time.sleep(0.01)
-        self._event([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+        nothing = {"delta": {}} if chat else {"text": ""}
+        self._event([{"index": 0, "finish_reason": "stop", **nothing}])
         usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
         self._event([], usage=usage)
         self.wfile.write(b"data: [DONE]\n\n")
@@ -139,8 +146,7 @@ def main(mode: str, port: int) -> None:
         sys.exit(3)
     if mode == "hang":
         time.sleep(300)
-    if os.environ.get("ASCEND_VLLM_ROUTING_FILE") and mode != "no-routing":
-        Path(os.environ["ASCEND_VLLM_ROUTING_FILE"]).write_text(json.dumps(ROUTING))
+    write_routing(mode, "start.json")
     Handler.mode = mode
     Handler.ready_at = time.monotonic() + (1.0 if mode == "slow" else 0.0)
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
@@ -153,7 +159,16 @@ def main(mode: str, port: int) -> None:
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else leave)
     server.serve_forever()
+    write_routing(mode, "end.json")
     print("left in good order", flush=True)
+
+
+def write_routing(mode: str, name: str) -> None:
+    file = os.environ.get("ASCEND_VLLM_ROUTING_FILE")
+    if file and mode != "no-routing":
+        folder = os.environ.get("FAKE_ROUTING")
+        text = (Path(folder) / name).read_text() if folder else json.dumps(ROUTING)
+        Path(file).write_text(text)
 
 
 if __name__ == "__main__":

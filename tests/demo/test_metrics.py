@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from ascend_demo.metrics import Speculation, parse_speculation
+from ascend_demo.metrics import Speculation, parse_speculation, parse_steps
 
 # The names and labels that vLLM 0.30 writes, with another engine's labels beside them.
 TEXT = """\
@@ -14,6 +14,10 @@ vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 12.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 4.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 8.0
 vllm:generation_tokens_total{engine="0",model_name="m"} 99.0
+# TYPE vllm:iteration_tokens_total histogram
+vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"} 31.0
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 31.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 140.0
 """
 
 
@@ -38,3 +42,9 @@ def test_missing_counter_is_named() -> None:
     text = TEXT.replace("accepted_tokens_total", "agreed_tokens_total")
     with pytest.raises(ValueError, match="no vllm:spec_decode_num_accepted_tokens_total"):
         parse_speculation(text)
+
+
+def test_steps_are_read() -> None:
+    assert parse_steps(TEXT) == 31
+    with pytest.raises(ValueError, match="no vllm:iteration_tokens_total_count"):
+        parse_steps(TEXT.replace("iteration_tokens", "step_tokens"))

@@ -1,10 +1,10 @@
-"""One streamed chat request, measured from outside as a user would."""
+"""One streamed request, a chat or a completion, measured from outside as a user would."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import attrs
 
@@ -14,9 +14,14 @@ from ascend_demo.server import fetch
 
 if TYPE_CHECKING:
     from openai import OpenAI
+    from openai.types import CompletionUsage
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
+Counted = TypeVar("Counted")
 OnText = Callable[[str], None]
+Piece: TypeAlias = "tuple[str, str | None, CompletionUsage | None]"
+"""Part of a stream: text, what ended the answer, tokens counted."""
+Pieces: TypeAlias = "Callable[[OpenAI, Question], Iterator[Piece]]"
 
 
 @attrs.frozen
@@ -57,6 +62,11 @@ class Answer:
         """Tokens per second of the whole request, the prompt's computation included."""
         return self.tokens / self.seconds
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds per token after the first one; needs at least two tokens."""
+        return (self.seconds - self.seconds_to_first_token) / (self.tokens - 1)
+
 
 def connect(url: str, seconds: float) -> OpenAI:
     """Return OpenAI's own client for the server at `url`; no proxy, no retries."""
@@ -69,7 +79,7 @@ def connect(url: str, seconds: float) -> OpenAI:
 
 
 def ask(url: str, question: Question, seconds: float, on_text: OnText = lambda _: None) -> Answer:
-    """Send `question` with temperature 0 and stream its answer.
+    """Send `question` as a chat with temperature 0 and stream its answer.
 
     Args:
         url: base address of the server.
@@ -80,23 +90,51 @@ def ask(url: str, question: Question, seconds: float, on_text: OnText = lambda _
     Raises:
         RequestError: the server refused, broke off, or sent nothing.
     """
+    return _measured(url, question, seconds, on_text, _chat_pieces)
+
+
+def complete(
+    url: str, question: Question, seconds: float, on_text: OnText, *, speculates: bool
+) -> Answer:
+    """Have the server continue a prompt greedily, for exactly `max_tokens` tokens; see `ask`.
+
+    Args:
+        url: base address of the server.
+        question: the prompt.
+        seconds: how long the server may be silent.
+        on_text: takes each piece of text as it arrives.
+        speculates: whether the server counts drafts; without, none are reported.
+
+    Raises:
+        RequestError: the server refused, broke off, or sent nothing.
+    """
+    return _measured(url, question, seconds, on_text, _completion_pieces, speculates)
+
+
+def _measured(
+    url: str,
+    question: Question,
+    seconds: float,
+    on_text: OnText,
+    pieces: Pieces,
+    speculates: bool = True,
+) -> Answer:
     import openai
 
+    before = after = Speculation(0, 0, 0, ())
     try:
-        before = parse_speculation(fetch(f"{url}/metrics"))
+        if speculates:
+            before = parse_speculation(fetch(f"{url}/metrics"))
         with connect(url, seconds) as client:
-            measured = _stream(client, question, on_text)
-        after = settled_speculation(url)
+            measured = _stream(pieces(client, question), question, on_text)
+        if speculates:
+            after = settled(url, parse_speculation)
     except (openai.OpenAIError, OSError, ValueError) as error:
         raise RequestError(f"request {question.name!r} failed: {error}") from error
     return attrs.evolve(measured, speculation=after.since(before))
 
 
-def _stream(client: OpenAI, question: Question, on_text: OnText) -> Answer:
-    pieces: list[str] = []
-    first: float | None = None
-    reason, usage = "", None
-    start = time.monotonic()
+def _chat_pieces(client: OpenAI, question: Question) -> Iterator[Piece]:
     for chunk in client.chat.completions.create(
         model=MODEL_NAME,
         messages=[{"role": "user", "content": question.prompt}],
@@ -105,13 +143,37 @@ def _stream(client: OpenAI, question: Question, on_text: OnText) -> Answer:
         stream=True,
         stream_options={"include_usage": True},
     ):
-        usage = chunk.usage or usage
         for choice in chunk.choices:
-            reason = choice.finish_reason or reason
-            if choice.delta.content:
-                first = first or time.monotonic() - start
-                pieces.append(choice.delta.content)
-                on_text(choice.delta.content)
+            yield choice.delta.content or "", choice.finish_reason, None
+        yield "", None, chunk.usage
+
+
+def _completion_pieces(client: OpenAI, question: Question) -> Iterator[Piece]:
+    for chunk in client.completions.create(
+        model=MODEL_NAME,
+        prompt=question.prompt,
+        temperature=0.0,
+        max_tokens=question.max_tokens,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    ):
+        for choice in chunk.choices:
+            yield choice.text or "", choice.finish_reason, None
+        yield "", None, chunk.usage
+
+
+def _stream(stream: Iterator[Piece], question: Question, on_text: OnText) -> Answer:
+    pieces: list[str] = []
+    first: float | None = None
+    reason, usage = "", None
+    start = time.monotonic()
+    for text, ended_by, counted in stream:
+        usage, reason = counted or usage, ended_by or reason
+        if text:
+            first = first or time.monotonic() - start
+            pieces.append(text)
+            on_text(text)
     if usage is None or first is None or not reason:
         raise ValueError("the stream ended without text, usage or a finish reason")
     return Answer(
@@ -126,17 +188,25 @@ def _stream(client: OpenAI, question: Question, on_text: OnText) -> Answer:
     )
 
 
-def settled_speculation(url: str, pause: float = 0.3, tries: int = 10) -> Speculation:
-    """Read the counters until two readings agree: vLLM counts a step after it streamed it.
+def settled(
+    url: str, parse: Callable[[str], Counted], pause: float = 0.3, tries: int = 10
+) -> Counted:
+    """Read counters until two readings agree: vLLM counts a step after it streamed it.
+
+    Args:
+        url: base address of the server.
+        parse: takes the text of `/metrics`.
+        pause: seconds between two readings.
+        tries: how many readings at most.
 
     Raises:
         ValueError: they still changed after `tries` readings, so something else asks the server.
     """
-    last = parse_speculation(fetch(f"{url}/metrics"))
+    last = parse(fetch(f"{url}/metrics"))
     for _ in range(tries):
         time.sleep(pause)
-        now = parse_speculation(fetch(f"{url}/metrics"))
+        now = parse(fetch(f"{url}/metrics"))
         if now == last:
             return now
         last = now
-    raise ValueError("the speculation counters keep changing; is another client asking?")
+    raise ValueError("the counters keep changing; is another client asking?")

@@ -8,11 +8,14 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ascend_demo.chat import MODEL_NAME
-from ascend_demo.errors import SetupError
+from ascend_demo.errors import RequestError, SetupError
 from ascend_demo.server import HOST, ServerSettings
+
+if TYPE_CHECKING:
+    from ascend_vllm_plugin import RoutingTable
 
 MODULES: Final = ("vllm", "ascend_vllm_plugin", "openai", "prometheus_client")
 DISTRIBUTIONS: Final = (
@@ -31,7 +34,7 @@ DRAFT_TOKENS: Final = 4
 MAX_MODEL_LEN: Final = 1024
 
 
-def check_environment(profile: str) -> None:
+def check_environment(profile: str, session: str = "demo") -> None:
     """Check that the demo can run here, before anything is made or started.
 
     Raises:
@@ -39,7 +42,7 @@ def check_environment(profile: str) -> None:
     """
     for module in MODULES:
         if importlib.util.find_spec(module) is None:
-            raise SetupError(f"package {module!r} is not installed; run the demo as: nox -s demo")
+            raise SetupError(f"package {module!r} is not installed; run it as: nox -s {session}")
     from ascend_hwprofile import HwProfileError, profile_for
 
     try:
@@ -64,6 +67,20 @@ def server_settings(
 def routing_file(work: Path) -> Path:
     """Return where the plugin writes its routing table."""
     return work / "routing.json"
+
+
+def read_routing_table(file: Path) -> RoutingTable:
+    """Read what the plugin wrote while the model was loaded.
+
+    Raises:
+        RequestError: it wrote nothing, so vLLM did not run through this project's attention.
+    """
+    from ascend_vllm_plugin import RoutingFileError, read_routing
+
+    try:
+        return read_routing(file)
+    except RoutingFileError as error:
+        raise RequestError(f"the server wrote no routing table: {error}") from error
 
 
 def simulation(profile: str, routing: Path) -> dict[str, str]:

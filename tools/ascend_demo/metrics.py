@@ -1,4 +1,4 @@
-"""Acceptance of drafted tokens, from the Prometheus metrics of vLLM."""
+"""Acceptance of drafted tokens and steps of the engine, from the Prometheus metrics of vLLM."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import attrs
 from prometheus_client.parser import text_string_to_metric_families
 
 _PREFIX: Final = "vllm:spec_decode_num_"
+_STEPS: Final = "vllm:iteration_tokens_total_count"
 
 
 @attrs.frozen
@@ -71,3 +72,16 @@ def parse_speculation(text: str) -> Speculation:
         raise ValueError(f"/metrics has no {_PREFIX}{sorted(missing)[0]}_total")
     per_position = tuple(positions[position] for position in sorted(positions))
     return Speculation(**totals, accepted_per_position=per_position)
+
+
+def parse_steps(text: str) -> int:
+    """Read how many steps the engine has computed from the text that `/metrics` answers.
+
+    Raises:
+        ValueError: the histogram of tokens per step is missing: vLLM renamed it.
+    """
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == _STEPS:
+                return int(sample.value)
+    raise ValueError(f"/metrics has no {_STEPS}")

@@ -48,21 +48,26 @@ class Report:
             "seconds_to_ready": self.seconds_to_ready,
             "ran_on": ran_on(self.routing),
             "routing": json.loads(self.routing.to_json()),
-            "answers": [_answer_dict(answer) for answer in self.answers],
+            "answers": [answer_dict(answer) for answer in self.answers],
             "versions": dict(self.versions),
         }
 
     def write(self, path: Path) -> None:
         """Write the report as JSON; a reader sees the whole file or none."""
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(self.to_dict(), file, indent=2)
-                file.write("\n")
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_json(path, self.to_dict())
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON; a reader sees the whole file or none."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2)
+            file.write("\n")
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def ran_on(routing: RoutingTable) -> str:
@@ -73,7 +78,8 @@ def ran_on(routing: RoutingTable) -> str:
     return f"{routing.mode} {family} on CPU"
 
 
-def _answer_dict(answer: Answer) -> dict[str, Any]:
+def answer_dict(answer: Answer) -> dict[str, Any]:
+    """Return an answer as JSON types, with what follows from it."""
     speculation = answer.speculation
     return {
         **attrs.asdict(answer),
@@ -94,15 +100,20 @@ def show(report: Report, console: Console) -> None:
 
 def routing_tables(routing: RoutingTable) -> Iterator[Table]:
     """Which backend serves which layers, then why each other one was refused."""
+    yield chosen_table(routing)
+    for row in routing.rows:
+        yield _refusal_table(row)
+
+
+def chosen_table(routing: RoutingTable) -> Table:
+    """Which backend serves which layers."""
     chosen = Table(title=f"Routing ({ran_on(routing)}, {routing.profile})", title_justify="left")
     for column in ("layer kind", "layers", "backend", "chosen by"):
         chosen.add_column(column, overflow="fold")
     for row in routing.rows:
         cells = (row.kind, str(len(row.layers)), row.backend, row.chosen_by)
         chosen.add_row(*map(escape, cells))
-    yield chosen
-    for row in routing.rows:
-        yield _refusal_table(row)
+    return chosen
 
 
 def _refusal_table(row: RoutingRow) -> Table:
