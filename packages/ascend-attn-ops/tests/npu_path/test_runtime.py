@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import ascend_attn_ops as ops
-from ascend_attn_ops.emulator import AlreadyActiveError, Emulator, activate, current
+from ascend_attn_ops.emulator import AlreadyActiveError, Emulator, activate, current, kernel
 
 
 def test_the_device_is_the_soc_that_was_asked_for(npu: Emulator) -> None:
@@ -133,6 +135,22 @@ def test_an_operator_that_is_not_emulated_is_named(npu: Emulator) -> None:
         torch.nn.functional.hardswish(torch.ones(3, device="npu"))
     assert seen.calls[-1].operator == "aclnnHardswish"
     assert seen.calls[-1].refused == "not emulated"
+
+
+def test_an_operator_can_be_added(npu: Emulator) -> None:
+    x = torch.tensor([-1.0, 0.1, 2.0], device="npu")
+    with pytest.raises(RuntimeError, match="aclnnHardshrink is not emulated"):
+        torch.nn.functional.hardshrink(x, 0.5)
+
+    @kernel("aclnnHardshrink", arguments="self, scalar lambd -> out")
+    def hardshrink(a: Any) -> torch.Tensor:
+        return torch.nn.functional.hardshrink(a.self, a.lambd)
+
+    with npu.record() as seen:
+        assert torch.nn.functional.hardshrink(x, 0.5).tolist() == [-1.0, 0.0, 2.0]
+    assert seen.of("aclnnHardshrink")[0].described() == {
+        "self": "float32[3]", "lambd": 0.5, "out": "float32[3]",
+    }  # fmt: skip
 
 
 def test_a_mistake_of_an_operator_carries_its_reason(npu: Emulator) -> None:

@@ -19,7 +19,7 @@ API::
 
     emulator.current()                     # the active emulator, also below `emulator run`
     emulator.unavailable_reason()          # why it cannot work here, or None
-    emulator.kernel("aclnnX")              # decorator: add an operator (signatures.toml lists it)
+    emulator.kernel("aclnnX", arguments="self -> out")   # decorator: add an operator
     emulator.provide_cann_ops_transformer()    # a stand-in of the package, on no public registry
 
 Who calls aclnn without torch_npu: ``activate(..., import_torch_npu=False)``, then load

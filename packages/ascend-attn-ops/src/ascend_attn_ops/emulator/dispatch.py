@@ -22,6 +22,7 @@ import attrs
 import torch
 
 from ..aclnn_abi import Parameter, Signature, VendorDtype, signature
+from ..aclnn_abi.signatures import parse
 from .abi import (
     DTYPES,
     FRACTAL_NZ,
@@ -70,19 +71,31 @@ _IMPLEMENTATIONS: dict[str, Implementation] = {}
 
 
 def kernel(
-    *operators: str, check: Check | None = None, workspace: int = 0, resizes: bool = False
+    *operators: str,
+    arguments: str | None = None,
+    check: Check | None = None,
+    workspace: int = 0,
+    resizes: bool = False,
 ) -> Callable[[Kernel], Kernel]:
     """Decorator: this function computes these aclnn operators.
 
+    Args:
+        operators: Full names, e.g. ``aclnnHardswish``.
+        arguments: Their arguments, for operators that ``signatures.toml`` does not list:
+            ``"self -> out"``, see :func:`ascend_attn_ops.aclnn_abi.signatures.parse`.
+        check: Refuses illegal arguments (raises AclnnError).
+        workspace: Bytes of workspace that the first stage asks for.
+        resizes: Whether outputs take the shape of the result.
+
     Raises:
-        UnknownSignatureError: ``signatures.toml`` does not list an operator.
+        UnknownSignatureError: No arguments are given, and ``signatures.toml`` lists none.
+        SignatureError: The arguments cannot be read.
     """
 
     def register(function: Kernel) -> Kernel:
         for name in operators:
-            _IMPLEMENTATIONS[name] = Implementation(
-                signature(name), function, check, workspace, resizes
-            )
+            known = signature(name) if arguments is None else parse(name, arguments)
+            _IMPLEMENTATIONS[name] = Implementation(known, function, check, workspace, resizes)
         return function
 
     return register
@@ -181,12 +194,18 @@ class Dispatcher:
 
     def fill_slots(self) -> None:
         """Connect every emulated operator that the libraries have."""
-        for index, name in enumerate(self.operators):
-            implementation = _IMPLEMENTATIONS.get(name)
-            if implementation is not None:
-                callback = self._first_stage(index, implementation)
-                self._kept.append(callback)
-                self._slots[index] = ctypes.cast(callback, ctypes.c_void_p).value
+        for index in range(len(self.operators)):
+            self.fill_slot(index)
+
+    def fill_slot(self, index: int) -> bool:
+        """Connect one operator; False when it is not emulated."""
+        implementation = _IMPLEMENTATIONS.get(self.operators[index])
+        if implementation is None:
+            return False
+        callback = self._first_stage(index, implementation)
+        self._kept.append(callback)
+        self._slots[index] = ctypes.cast(callback, ctypes.c_void_p).value
+        return True
 
     def _first_stage(self, index: int, implementation: Implementation) -> Any:
         types = implementation.signature.argument_types

@@ -82,13 +82,11 @@ class Emulator:
         return self._dispatcher
 
     def resolve(self, index: int, arguments: bytes | None) -> None:
-        """An operator with an empty slot was called; in dump mode show what with."""
+        """An operator with an empty slot was called: fill it, or in dump mode show what with."""
         dispatcher = self._dispatch()
-        name = dispatcher.operators[index]
-        from .dispatch import implemented
-
-        if name in implemented():
+        if dispatcher.fill_slot(index):
             return
+        name = dispatcher.operators[index]
         raw = None if arguments is None else arguments.decode(errors="replace")
         dispatcher.tell(Call(name, {}, refused="not emulated", raw=raw))
         if raw is not None:
