@@ -68,7 +68,8 @@ def ratios(found: dict[str, dict[str, dict[str, float]]]) -> Iterator[Ratio]:
         label = f"host work of a step, {backend}, {REQUESTS} requests, {LAYERS} layers"
         for column in ("copies back", "waits"):
             detail = {side: counts[column] for side, counts in sides.items()}
-            yield Ratio(f"{label}: {column}", sides["ours"][column], "<= 0", detail)
+            name = f"{label}: {column}, a count (naive: {detail['naive']:.0f})"
+            yield Ratio(name, detail["ours"], "<= 0", detail)
     plans = {side: counts["plans"] for side, counts in found["draft_flash"].items()}
     name = f"plans of a draft step, {LAYERS} layers of one geometry: naive / plan cache"
     yield Ratio(name, plans["naive"] / plans["ours"], f">= {LAYERS}", plans)
