@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
@@ -268,6 +268,38 @@ def save(draft: TinyDraft, folder: Path) -> None:
     path.chmod(0o644)  # safetensors makes it readable by its owner alone
     config = json.dumps(configuration(draft.sizes), indent=1)
     (folder / "config.json").write_text(config + "\n")
+
+
+def load(folder: Path) -> TinyDraft:
+    """Read what `save` wrote, in float32.
+
+    Raises:
+        RuntimeError: the weights are not those of the configuration.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    own = config["dflash_config"]
+    sizes = DraftSizes(
+        vocabulary=config["vocab_size"],
+        hidden=config["hidden_size"],
+        target_layers=tuple(own["target_layer_ids"]),
+        mask_token=own["mask_token_id"],
+        drafted=config["block_size"] - 1,
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_size=config["head_dim"],
+        inner=config["intermediate_size"],
+        taps=own["conv_kernel_size"],
+        group=own["conv_group_size"],
+        rank=own["selector_rank"],
+        candidates=own["selector_top_k"],
+        epsilon=config["rms_norm_eps"],
+        theta=config["rope_theta"],
+        longest=config["max_position_embeddings"],
+    )
+    draft = TinyDraft(sizes)
+    draft.load_state_dict(load_file(folder / "model.safetensors"))
+    return draft.float()
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

@@ -75,13 +75,15 @@ def written(target: GlmMoeDsaForCausalLM, prompts: torch.Tensor) -> Texts:
             do_sample=False,
         )
         tokens.append(text)
-        states.append(_layer_outputs(target, text).to(torch.bfloat16))
+        states.append(layer_outputs(target, text).to(torch.bfloat16))
         done = sum(map(len, tokens))
         print(f"the target wrote {done} of {len(prompts)} texts", flush=True)
     return Texts(torch.cat(tokens), torch.cat(states))
 
 
-def _layer_outputs(target: GlmMoeDsaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+@torch.no_grad()
+def layer_outputs(target: GlmMoeDsaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    """Outputs of all layers [B, S, layers * H] for tokens [B, S], before the last norm."""
     outputs: list[torch.Tensor] = []
     handles = [
         layer.register_forward_hook(
@@ -108,7 +110,8 @@ def block_losses(
         texts: rows [B, LENGTH].
         anchors: [B, A] positions.
     """
-    hidden, wanted = _block_states(draft, frozen, texts, anchors)
+    hidden = _mask_states(draft, frozen, texts, anchors)
+    wanted = _gathered(texts.tokens, anchors, 1, draft.sizes.drafted)
     alone = functional.linear(hidden, frozen.head)
     previous = torch.cat([_gathered(texts.tokens, anchors, 0, 1), wanted[..., :-1]], dim=-1)
     paired = alone + draft.candidate_selector(hidden, previous)
@@ -120,15 +123,13 @@ def _per_position(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return losses.view(wanted.shape).mean((0, 1))
 
 
-def _block_states(
+def _mask_states(
     draft: TinyDraft, frozen: Frozen, texts: Texts, anchors: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """States of the mask tokens [B, A, k, H] and the tokens that belong there [B, A, k]."""
-    k = draft.sizes.drafted
-    masks = torch.full((*anchors.shape, k), draft.sizes.mask_token)
+) -> torch.Tensor:
+    """States of the mask tokens [B, A, k, H]."""
+    masks = torch.full((*anchors.shape, draft.sizes.drafted), draft.sizes.mask_token)
     blocks = torch.cat([_gathered(texts.tokens, anchors, 0, 1), masks], dim=-1)
-    hidden = draft(frozen.embedding[blocks], texts.states.float(), anchors)
-    return hidden, _gathered(texts.tokens, anchors, 1, k)
+    return draft(frozen.embedding[blocks], texts.states.float(), anchors)  # type: ignore[no-any-return]
 
 
 def _gathered(tokens: torch.Tensor, anchors: torch.Tensor, offset: int, count: int) -> torch.Tensor:
@@ -138,26 +139,32 @@ def _gathered(tokens: torch.Tensor, anchors: torch.Tensor, offset: int, count: i
 
 
 @torch.no_grad()
+def drafted(draft: TinyDraft, frozen: Frozen, texts: Texts, anchors: torch.Tensor) -> torch.Tensor:
+    """Greedy drafts [B, A, k] after the anchors [B, A] of rows [B, S].
+
+    Tokens are chosen one after the other among the draft's candidates, as vLLM chooses them.
+    """
+    hidden = _mask_states(draft, frozen, texts, anchors)
+    chosen = [_gathered(texts.tokens, anchors, 0, 1)[..., 0]]
+    for place in range(draft.sizes.drafted):
+        states = hidden[:, :, place]
+        logits = functional.linear(states, frozen.head)
+        scores, candidates = logits.topk(draft.sizes.candidates, dim=-1)
+        pairs = draft.candidate_selector(states, chosen[-1]).gather(-1, candidates)
+        best = (scores + pairs).argmax(-1, keepdim=True)
+        chosen.append(candidates.gather(-1, best)[..., 0])
+    return torch.stack(chosen[1:], dim=-1)
+
+
 def acceptance(draft: TinyDraft, frozen: Frozen, texts: Texts) -> list[float]:
     """Share of the drafts whose first, second ... token the target would accept, [k].
 
-    A block starts at every position of the continuations. Tokens are chosen one after the other
-    among the draft's candidates, as vLLM chooses them; one counts if those before it do too.
+    A block starts at every position of the continuations; a token counts if those before it do.
     """
-    k, top = draft.sizes.drafted, draft.sizes.candidates
+    k = draft.sizes.drafted
     anchors = torch.arange(PROMPT, LENGTH - k).expand(len(texts.tokens), -1)
-    hidden, wanted = _block_states(draft, frozen, texts, anchors)
-    previous = _gathered(texts.tokens, anchors, 0, 1)[..., 0]
-    right = torch.ones_like(previous, dtype=torch.bool)
-    shares = []
-    for place in range(k):
-        states = hidden[:, :, place]
-        scores, candidates = functional.linear(states, frozen.head).topk(top, dim=-1)
-        pairs = draft.candidate_selector(states, previous).gather(-1, candidates)
-        best = (scores + pairs).argmax(-1, keepdim=True)
-        previous = candidates.gather(-1, best)[..., 0]
-        right &= previous == wanted[..., place]
-        shares.append(float(right.float().mean()))
+    right = drafted(draft, frozen, texts, anchors) == _gathered(texts.tokens, anchors, 1, k)
+    shares: list[float] = right.cumprod(dim=-1).float().mean((0, 1)).tolist()
     return shares
 
 
