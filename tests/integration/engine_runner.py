@@ -2,9 +2,10 @@
 
 The job is JSON: `engine` (arguments of `vllm.LLM`), `simulated` (whether our backend is there to
 be watched) and `runs` (list of `name`, `prompts` as token ids, `max_tokens`, optional
-`one_by_one` and `fault`). A fault breaks something on purpose for that run: see `FAULTS`. The
-result is JSON: tokens, cached tokens and calls of our backend per run, vLLM's metrics of
-speculation, the platform, and the attention backends of the layers that vLLM built.
+`one_by_one` and `fault`). A fault breaks something on purpose for that run: see `FAULTS`. A
+`drafter` is the class of a custom drafter that takes over from that run on. The result is JSON:
+tokens, cached tokens and calls of our backend per run, vLLM's metrics of speculation and ours, the
+platform, and the attention backends of the layers that vLLM built.
 """
 
 from __future__ import annotations
@@ -135,6 +136,26 @@ def generate(llm: Any, run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def set_drafter(worker: Any, path: str) -> None:
+    """Draft with another class, built as vLLM builds the one that the engine was started with."""
+    from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
+
+    worker.vllm_config.speculative_config.model = path
+    worker.model_runner.drafter = create_custom_proposer(worker.vllm_config)
+
+
+def our_metrics() -> dict[str, float]:
+    """What this package adds to the registry that vLLM's server shows on `/metrics`."""
+    from prometheus_client import REGISTRY
+
+    return {
+        sample.name: sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name.startswith("ascend:")
+    }
+
+
 def speculation_metrics(llm: Any) -> dict[str, Any]:
     """vLLM's own counters of speculative decoding."""
     return {
@@ -163,10 +184,13 @@ def main(job_file: str, result_file: str) -> None:
     llm = LLM(**job["engine"])
     runs = {}
     for run in job["runs"]:
+        if "drafter" in run:
+            llm.collective_rpc(set_drafter, args=(run["drafter"],))
         before = speculation_metrics(llm)
         runs[run["name"]] = generate(llm, run)
         after = speculation_metrics(llm)
         runs[run["name"]]["speculation"] = {"before": before, "after": after}
+        runs[run["name"]]["metrics"] = our_metrics()
     result = {
         "runs": runs,
         "platform": f"{type(current_platform).__module__}.{type(current_platform).__qualname__}",

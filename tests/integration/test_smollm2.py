@@ -21,6 +21,13 @@ NUM_LAYERS = 30
 NUM_TOKENS = 64
 NUM_CONTROL_TOKENS = 24
 TOKEN_BUDGET = 64
+PROPOSERS = {
+    "suffix": "ascend_vllm_plugin.SuffixProposer",
+    "lookup": "ascend_vllm_plugin.PromptLookupProposer",
+    "composite": "ascend_vllm_plugin.CompositeProposer",
+    "wrong": "control_drafters.WrongProposer",
+}
+"""Runs of the speculative engine with drafters that draft ahead; the last one is the control."""
 RUNS = ("short", "batch", "shared_prefix", "rewrite")
 MIN_MARGIN = 5e-4
 """Least distance of HF's best logit from the second one, ten times what rounding in float32 was
@@ -84,12 +91,16 @@ def chunked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture(scope="module")
 def speculative(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Our backend and our n-gram drafter, and a run that accepts every draft at the end."""
+    """Our backend and our drafters one after another, and a run that accepts every draft."""
     control = broken_run(smollm2, "short", "accept_every_draft")
+    (rewrite,) = runs_of(smollm2, "rewrite")
+    ahead = [{**rewrite, "name": name, "drafter": path} for name, path in PROPOSERS.items()]
     return run_engine(
         smollm2,
-        [*runs_of(smollm2, "batch", "rewrite"), control],
+        [*runs_of(smollm2, "batch", "rewrite"), control, *ahead],
         tmp_path_factory.mktemp("speculative"),
+        # Long enough for any machine: what is late depends on time, and is tested without engines.
+        additional_config={"ascend": {"draft_deadline_ms": 60_000}},
         speculative_config={
             "method": "custom_class",
             "model": "ascend_vllm_plugin.NgramProposer",
@@ -186,11 +197,46 @@ def test_speculation_gives_the_same_tokens(
     assert speculative.tokens(run) == cpu_attn.tokens(run)
 
 
+def accepted_drafts(outcome: Outcome, run: str) -> int:
+    """Draft tokens that vLLM accepted in a run, by its own count."""
+    counters = outcome.result["runs"][run]["speculation"]
+    found = counters["after"]["num_accepted_tokens"] - counters["before"]["num_accepted_tokens"]
+    return int(found)
+
+
 def test_speculation_accepts_drafts_and_saves_steps(speculative: Outcome) -> None:
-    counters = speculative.result["runs"]["rewrite"]["speculation"]
-    accepted = counters["after"]["num_accepted_tokens"] - counters["before"]["num_accepted_tokens"]
-    assert accepted > 0
+    assert accepted_drafts(speculative, "rewrite") > 0
     assert speculative.steps("rewrite", NUM_LAYERS) < NUM_TOKENS
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_drafting_ahead_gives_the_same_tokens(
+    proposer: str, cpu_attn: Outcome, speculative: Outcome
+) -> None:
+    assert speculative.tokens(proposer) == cpu_attn.tokens("rewrite")
+
+
+@pytest.mark.parametrize("proposer", ["suffix", "lookup", "composite"])
+def test_drafting_ahead_accepts_more_than_the_control(proposer: str, speculative: Outcome) -> None:
+    assert accepted_drafts(speculative, "wrong") == 0
+    assert speculative.steps("wrong", NUM_LAYERS) == NUM_TOKENS
+    assert accepted_drafts(speculative, proposer) > NUM_TOKENS / 2
+    assert speculative.steps(proposer, NUM_LAYERS) < NUM_TOKENS
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_what_background_drafters_count_is_among_vllms_metrics(
+    proposer: str, speculative: Outcome
+) -> None:
+    shown = speculative.result["runs"][proposer]["metrics"]
+    counts = {name.removeprefix("ascend:spec_decode_"): value for name, value in shown.items()}
+    assert counts["num_speculative_tokens"] == 4
+    assert counts["num_late_drafts_total"] == counts["num_draft_errors_total"] == 0
+    if proposer == "wrong":
+        assert counts["num_ahead_drafts_total"] == 0
+        assert counts["num_discarded_drafts_total"] > 0
+    else:
+        assert counts["num_ahead_drafts_total"] > 0
 
 
 def test_a_verification_that_accepts_everything_gives_other_tokens(
