@@ -283,17 +283,29 @@ def test_few_hidden_states_are_kept(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["layer", "block"])
-def test_a_sequence_that_was_not_fully_observed_is_named(kind: str) -> None:
+def test_nothing_is_drafted_before_the_prompt_is_scored(kind: str) -> None:
     drafter: Any = HiddenStateDrafter(FakeLayer()) if kind == "layer" else BlockDrafter(FakeBlock())
-    never, partly = Writer.start([1, 2, 3], 7), Writer.start([1, 2, 3], 8)
-    fully = Writer.start([1, 2, 3], 9)
+    scored, new, single = Writer.start([1, 2], 1), Writer.start([1, 2, 3], 2), Writer.start([1], 3)
+    observed(drafter, scored, [1], Proposal())
+    found = run(drafter.propose, [new.state, scored.state, single.state], 2)
+    assert [len(proposal.tokens) for proposal in found] == [0, 2, 0]
+
+
+@pytest.mark.parametrize("kind", ["layer", "block"])
+def test_a_sequence_with_positions_left_out_is_named(kind: str) -> None:
+    drafter: Any = HiddenStateDrafter(FakeLayer()) if kind == "layer" else BlockDrafter(FakeBlock())
+    cut, fully = Writer.start([1, 2, 3], 8), Writer.start([1, 2, 3], 9)
     observed(drafter, fully, [1], Proposal())
-    partly.cached = 1  # the target had the first position cached
-    observed(drafter, partly, [1], Proposal())
-    with pytest.raises(DrafterError, match=r"not observed \(sequences 7, 8\)") as caught:
-        run(drafter.propose, [never.state, fully.state, partly.state], 2)
-    assert caught.value.sequence_ids == {7, 8}
+    cut.cached = 1  # the target had the first position cached
+    for _ in range(2):
+        observed(drafter, cut, [1], Proposal())
+        with pytest.raises(DrafterError, match=r"some positions \(sequences 8\)") as caught:
+            run(drafter.propose, [fully.state, cut.state], 2)
+        assert caught.value.sequence_ids == {8}
     assert len(run(drafter.propose, [fully.state], 2)[0].tokens) == 2
+    cut.cached = 0  # its state was taken back, and all is scored again
+    observed(drafter, cut, [1], Proposal())
+    assert len(run(drafter.propose, [cut.state], 2)[0].tokens) == 2
 
 
 def test_positions_that_are_scored_again_change_nothing() -> None:

@@ -82,10 +82,15 @@ class BlockDrafter:
     async def propose(self, sequences: Sequence[SequenceState], k: int) -> list[Proposal]:
         """Propose ``k`` tokens after each sequence, at most a block; fewer at the last position.
 
+        Nothing for a sequence whose prompt the target has not scored yet, if the model reads its
+        hidden states.
+
         Raises:
-            DrafterError: names the sequences whose hidden states were not all observed, or whose
+            DrafterError: names the sequences of which the target left out positions, or whose
                 logits are NaN or leave no token.
         """
+        if self._states is not None:
+            self._states.refuse_gaps(sequences)
         proposals = [NOTHING] * len(sequences)
         by_room: dict[int, list[int]] = {}
         for row, sequence in enumerate(sequences):
@@ -105,7 +110,8 @@ class BlockDrafter:
         self._model.free(sequence_id)
 
     def _room(self, sequence: SequenceState, k: int) -> int:
-        if not len(sequence) or (self._states is not None and sequence.assumed):
+        states = self._states
+        if not len(sequence) or (states and (sequence.assumed or not states.ready(sequence))):
             return 0
         room = min(k, self._model.block_size)
         if self._max_positions is not None:
@@ -113,8 +119,6 @@ class BlockDrafter:
         return room
 
     async def _draft(self, sequences: Sequence[SequenceState], k: int) -> list[Proposal]:
-        if self._states is not None:
-            self._states.refuse_blind(sequences)
         logits = await self._model.block_logits([self._input(one) for one in sequences], k)
         check_logits(logits, [len(sequences), k])
         for sequence in sequences:

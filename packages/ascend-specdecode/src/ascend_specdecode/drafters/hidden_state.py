@@ -125,11 +125,13 @@ class HiddenStateDrafter:
     async def propose(self, sequences: Sequence[SequenceState], k: int) -> list[Proposal]:
         """Propose up to ``k`` tokens after each sequence; fewer at the layer's last position.
 
+        Nothing for a sequence whose prompt the target has not scored yet.
+
         Raises:
-            DrafterError: names the sequences whose hidden states were not all observed, or whose
+            DrafterError: names the sequences of which the target left out positions, or whose
                 logits are NaN or leave no token.
         """
-        self._states.refuse_blind(sequences)
+        self._states.refuse_gaps(sequences)
         drafts = [self._start(sequence, k) for sequence in sequences]
         while active := [draft for draft in drafts if not draft.done]:
             output = await self._model.next_output([draft.next_input() for draft in active])
@@ -147,7 +149,8 @@ class HiddenStateDrafter:
     def _start(self, sequence: SequenceState, k: int) -> _Draft:
         last = sequence.length - 2 + len(sequence.assumed)
         room = drafts_that_fit(k, last, self._max_positions)
-        return _Draft(sequence, self._states.of(sequence), room)
+        ready = self._states.ready(sequence)
+        return _Draft(sequence, self._states.of(sequence), room if ready else 0)
 
     def _decide(self, active: Sequence[_Draft], logits: Tensor) -> None:
         drawing = [row for row, draft in enumerate(active) if not draft.assumes]

@@ -28,11 +28,13 @@ class Observed:
         first: position of the first of them; at most the last one that the draft model has read,
             so that its output there can be computed again.
         computed: positions that the draft model has read.
+        has_gap: whether states of positions before the last ones were left out.
     """
 
     hidden: Tensor | None = None
     first: int = 0
     computed: int = 0
+    has_gap: bool = False
 
     @property
     def end(self) -> int:
@@ -49,7 +51,8 @@ class Observed:
         States after a gap are of no use, since a draft model reads every position.
         """
         known = self.end - start
-        if known < 0 or known >= len(hidden):
+        self.has_gap = known < 0
+        if self.has_gap or known >= len(hidden):
             return
         new = hidden[known:].detach()
         # A copy: the target may write its next step over the tensor.
@@ -137,12 +140,16 @@ class HiddenStates:
                 found.append((observed, observed.unread(row.sequence, end + 1)))
         return found
 
-    def refuse_blind(self, sequences: Sequence[SequenceState]) -> None:
-        """Refuse sequences of which not every position but the last was observed.
+    def ready(self, sequence: SequenceState) -> bool:
+        """Whether a sequence can be drafted; not before the target has scored its prompt."""
+        return self.of(sequence).covers(sequence.length)
+
+    def refuse_gaps(self, sequences: Sequence[SequenceState]) -> None:
+        """Refuse sequences of which some positions were left out, for example by a prefix cache.
 
         Raises:
             DrafterError: names them.
         """
-        blind = [one.sequence_id for one in sequences if not self.of(one).covers(one.length)]
+        blind = [one.sequence_id for one in sequences if self.of(one).has_gap]
         if blind:
-            raise DrafterError("hidden states of the target were not observed", blind)
+            raise DrafterError("the target gave no hidden states of some positions", blind)
