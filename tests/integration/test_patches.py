@@ -55,5 +55,5 @@ def test_the_patch_is_still_needed(name: str, stock: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_patched_dispatcher_computes(name: str, patched: dict[str, Any]) -> None:
-    assert patched["applied"] == ["kernel_dispatchers"]
+    assert "kernel_dispatchers" in patched["applied"]
     assert patched["probes"][name] == {"value": EXPECTED[name]}

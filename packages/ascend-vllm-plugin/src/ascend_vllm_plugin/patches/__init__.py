@@ -68,6 +68,11 @@ PATCHES = (
         versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
+        name="interpreter_masks",
+        reason="Triton's interpreter wants booleans as masks, and a kernel of DFlash2 makes others",
+        versions=SpecifierSet(">=0.30,<0.31"),
+    ),
+    Patch(
         name="dflash2_on_v1",
         reason="the V1 model runner refuses DFlash2 drafts: it does not select their candidates",
         versions=SpecifierSet(">=0.30,<0.31"),

@@ -84,7 +84,7 @@ def sample_draft_tokens(
         hidden_states.view(batch, k, -1),
         proposer.input_ids[: batch * stride : stride].long(),
     )
-    choose: _Choose = _best
+    choose: _Choose = best
     if proposer._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy:
         choose = _drawn(sampling_metadata, proposer.use_fp64_gumbel)
     tokens, probabilities = walk(candidates, scores, choose)
@@ -122,7 +122,8 @@ def walk(
     return torch.stack(tokens, 1), torch.stack(known, 1) if known else None
 
 
-def _best(scores: torch.Tensor) -> tuple[torch.Tensor, None]:
+def best(scores: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """The greedy choice: indices [batch] of the best scores [batch, top_k]."""
     return scores.argmax(dim=-1), None
 
 
