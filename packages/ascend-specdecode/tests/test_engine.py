@@ -318,6 +318,7 @@ WRONG: dict[str, Any] = {
     "too few": lambda proposals: proposals[:-1],
     "too many tokens": lambda proposals: [Proposal((1, 2, 3, 4, 5))] * len(proposals),
     "placeholder": lambda proposals: [Proposal((5, -1))] * len(proposals),
+    "error of nobody": DrafterError("confused", [99]),
     "nonsense": lambda proposals: 7,
 }
 

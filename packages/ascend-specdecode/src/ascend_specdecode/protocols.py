@@ -118,7 +118,10 @@ class ObservingDrafter(Protocol[ScoresT_contra]):
         scores: ScoresT_contra,
         emitted: Sequence[Sequence[int]],
     ) -> None:
-        """See every scored batch before the next ``propose``, parts of prompts included.
+        """See every scored batch, parts of prompts included.
+
+        Never while ``propose`` runs, and before the next ``propose`` without assumed tokens: one
+        that drafts ahead comes before the scores of the tokens it assumes are known.
 
         Args:
             batch: the rows that were scored.

@@ -83,7 +83,8 @@ class DraftCall:
             proposals = self._checked(found, lives, k)
         except DrafterError as error:
             outcome = "error"
-            self.failed([life for life in lives if life.id in error.sequence_ids], error)
+            named = [life for life in lives if life.id in error.sequence_ids]
+            self.failed(named or lives, error)
             proposals = [NOTHING] * len(lives)
         except Exception as error:  # noqa: BLE001 - a drafter may fail in any way; it is counted
             outcome = "error"
