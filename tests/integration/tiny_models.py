@@ -24,6 +24,21 @@ def random_prompts() -> list[list[int]]:
 
 def make_sliding_qwen3(folder: Path) -> Path:
     """Qwen3 with three layers that all have a sliding window; random weights, float32."""
+    return _make_qwen3(
+        folder,
+        use_sliding_window=True,
+        sliding_window=SLIDING_WINDOW,
+        max_window_layers=0,
+        layer_types=["sliding_attention"] * 3,
+    )
+
+
+def make_qwen3(folder: Path) -> Path:
+    """The same without sliding windows."""
+    return _make_qwen3(folder, use_sliding_window=False)
+
+
+def _make_qwen3(folder: Path, **attention: Any) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -36,10 +51,7 @@ def make_sliding_qwen3(folder: Path) -> Path:
         num_key_value_heads=2,
         head_dim=64,
         max_position_embeddings=512,
-        use_sliding_window=True,
-        sliding_window=SLIDING_WINDOW,
-        max_window_layers=0,
-        layer_types=["sliding_attention"] * 3,
+        **attention,
         tie_word_embeddings=False,
         initializer_range=0.2,
     )
