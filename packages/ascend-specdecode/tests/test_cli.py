@@ -117,6 +117,16 @@ def test_bad_input_is_one_line_and_exit_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--replay", "--speed", "--json"])
+def test_a_missing_event_loop_is_bad_input_and_no_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "trio", None)
+    code, out, err = run(capsys, "simulate", "--backend", "trio", option)
+    assert (code, out) == (2, "")
+    assert "backend: found 'trio', allowed 'asyncio', as trio is not installed" in err
+
+
 @pytest.mark.parametrize("arguments", [(), ("fly",), ("simulate", "--backend", "curio")])
 def test_bad_usage_exits_with_2(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]

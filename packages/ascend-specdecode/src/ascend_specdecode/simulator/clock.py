@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import selectors
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import anyio
 
@@ -68,21 +68,31 @@ def run_virtual(
         ArgumentError: the backend is unknown or not installed.
         DeadlockError: nothing can go on any more (asyncio).
     """
-    if backend == "asyncio":
-        options = {"loop_factory": VirtualTimeLoop}
-        return anyio.run(function, backend=backend, backend_options=options)
+    check_backend(backend)
     if backend == "trio":
         return _run_trio(function, seed)
-    raise ArgumentError("backend", repr(backend), "'asyncio' or 'trio'")
+    options = {"loop_factory": VirtualTimeLoop}
+    return anyio.run(function, backend=backend, backend_options=options)
+
+
+def check_backend(backend: str) -> None:
+    """Refuse an event loop that is unknown or not installed.
+
+    Raises:
+        ArgumentError: says which are allowed.
+    """
+    if backend not in get_args(Backend):
+        raise ArgumentError("backend", repr(backend), "'asyncio' or 'trio'")
+    try:
+        importlib.import_module(backend)
+    except ImportError:
+        raise ArgumentError("backend", "'trio'", "'asyncio', as trio is not installed") from None
 
 
 def _run_trio(function: Callable[[], Awaitable[T]], seed: int) -> T:
     # Not by anyio.run: older versions hand no clock on to trio.
-    try:
-        trio: Any = importlib.import_module("trio")
-        testing: Any = importlib.import_module("trio.testing")
-    except ImportError:
-        raise ArgumentError("backend", "'trio'", "'asyncio', as trio is not installed") from None
+    trio: Any = importlib.import_module("trio")
+    testing: Any = importlib.import_module("trio.testing")
     # Trio shuffles ready tasks on purpose; Hypothesis makes that repeatable in the same way.
     scheduling: Any = importlib.import_module("trio._core._run")
     scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True

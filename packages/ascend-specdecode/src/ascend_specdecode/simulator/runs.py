@@ -16,7 +16,7 @@ from ascend_specdecode.orchestrator.config import EngineConfig
 from ascend_specdecode.orchestrator.engine import DraftVerify
 from ascend_specdecode.orchestrator.generation import Generation
 from ascend_specdecode.requests import FailReason
-from ascend_specdecode.simulator.clock import Backend, DeadlockError, run_virtual
+from ascend_specdecode.simulator.clock import Backend, DeadlockError, check_backend, run_virtual
 from ascend_specdecode.simulator.faults import LONG, Faults
 from ascend_specdecode.simulator.models import (
     SimulatedDrafter,
@@ -244,6 +244,7 @@ def run(
     Raises:
         ArgumentError: the backend is unknown or not installed.
     """
+    check_backend(backend)
     one = _Run(scenario(seed), make, keep_log=keep_log)
     found: tuple[str, ...]
     try:
