@@ -21,6 +21,7 @@ from ascend_vllm_plugin.adapters.draft_flash import (
     DraftFlashMetadataBuilder,
     plan_counters,
 )
+from ascend_vllm_plugin.patches import dflash2_on_v1
 
 BLOCK_SIZE, HEADS, KV_HEADS, SIZE = 16, 4, 2, 64
 
@@ -171,3 +172,14 @@ def test_vllm_is_told_what_the_backend_takes() -> None:
     assert DraftFlashBackend.get_impl_cls() is DraftFlashImpl
     assert DraftFlashBackend.get_builder_cls() is DraftFlashMetadataBuilder
     assert not DraftFlashBackend.forward_includes_kv_cache_update
+
+
+def test_vllm_draws_candidates_with_the_temperature_of_each_request() -> None:
+    """The drawing that a DFlash2 draft does is vLLM's own; a temperature of 0 is greedy."""
+    scores = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    temperature = torch.tensor([1.0, 0.5, 0.0])
+    metadata = SimpleNamespace(all_greedy=False, all_random=False, temperature=temperature)
+    index, probabilities = dflash2_on_v1._drawn(metadata, use_fp64=False)(scores.clone())
+    assert probabilities is not None
+    torch.testing.assert_close(probabilities[:2], (scores[:2] / temperature[:2, None]).softmax(-1))
+    assert index[2] == scores[2].argmax()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ascend_vllm_plugin.patches import dflash2_on_v1
 from ascend_vllm_plugin.patches.dflash2_on_v1 import sample_draft_tokens, walk
 
 BATCH, STEPS, TOP_K, VOCABULARY = 6, 4, 5, 40
@@ -107,3 +108,37 @@ def test_the_drafter_is_asked_for_pairs_and_walks_them():
     assert torch.equal(asked["candidates"], candidates)
     assert asked["unary"].shape == candidates.shape
     assert torch.equal(asked["hidden"], hidden.view(BATCH, STEPS, 8))
+
+
+def test_drawn_drafts_come_with_their_distribution_over_the_vocabulary(monkeypatch):
+    candidates, scores = candidates_and_scores()
+    _, drafter = proposer(candidates, scores, torch.arange(BATCH))
+    drafter._enable_probabilistic_draft_probs = True
+    drafter.use_fp64_gumbel = False
+    drafter.vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY)
+    )
+
+    def draw_the_best(metadata, use_fp64):
+        assert (metadata.all_greedy, use_fp64) == (False, False)
+        return lambda row: (row.argmax(-1), row.softmax(-1))
+
+    monkeypatch.setattr(dflash2_on_v1, "_drawn", draw_the_best)
+    metadata = SimpleNamespace(all_greedy=False)
+    tokens, probabilities = sample_draft_tokens(drafter, torch.randn(BATCH * STEPS, 8), metadata)
+    assert tokens.view(BATCH, STEPS).tolist() == by_definition(candidates, scores)
+    assert probabilities.shape == (BATCH * STEPS, VOCABULARY)
+    assert probabilities.is_contiguous()
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(BATCH * STEPS))
+    kept = probabilities.view(BATCH, STEPS, VOCABULARY).gather(-1, candidates)
+    torch.testing.assert_close(kept[:, 0], scores[:, 0, 0].softmax(-1))
+    torch.testing.assert_close(kept.sum(-1), torch.ones(BATCH, STEPS))
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_greedy_batches_need_no_distribution(greedy):
+    candidates, scores = candidates_and_scores()
+    _, drafter = proposer(candidates, scores, torch.arange(BATCH))
+    drafter._enable_probabilistic_draft_probs = greedy  # wanted, and of no use for greedy requests
+    metadata = SimpleNamespace(all_greedy=greedy)
+    assert sample_draft_tokens(drafter, torch.randn(BATCH * STEPS, 8), metadata)[1] is None
