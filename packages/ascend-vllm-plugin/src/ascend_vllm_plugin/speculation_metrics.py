@@ -71,7 +71,8 @@ class SpeculationCounters:
     """The counters of one drafting process: attributes named in `COUNTERS` and `GAUGES`.
 
     Args:
-        path: file to keep them in for others to read; it goes away with the process. None keeps
+        path: file to keep them in for others to read. It goes away with the process; where that
+            was killed, the next process of this package to start or end removes it. None keeps
             them to this process.
     """
 
@@ -205,5 +206,7 @@ def _collector() -> SpeculationCollector:
     if not _registered:
         collector: Any = SpeculationCollector()
         REGISTRY.register(collector)
+        # vLLM ends its engine's process in a way that leaves it no time to tidy up.
+        atexit.register(_remove_orphans, metrics_folder())
         _registered.append(collector)
     return _registered[0]
