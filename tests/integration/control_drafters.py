@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ascend_specdecode import Drafter, Proposal, SequenceState
-from ascend_vllm_plugin.background_proposers import BackgroundProposer
-from ascend_vllm_plugin.options import Options
+from ascend_vllm_plugin import BackgroundProposer, Options
 
 UNUSED_TOKEN = 3
 """A token of SmolLM2's vocabulary that no text has: `<repo_name>`."""

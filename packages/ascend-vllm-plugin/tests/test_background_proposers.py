@@ -12,8 +12,13 @@ import numpy as np
 import pytest
 
 from ascend_specdecode import Proposal
-from ascend_vllm_plugin import CompositeProposer, OptionError, PromptLookupProposer, SuffixProposer
-from ascend_vllm_plugin.background_proposers import BackgroundProposer
+from ascend_vllm_plugin import (
+    BackgroundProposer,
+    CompositeProposer,
+    OptionError,
+    PromptLookupProposer,
+    SuffixProposer,
+)
 
 PATIENCE = 30.0
 TEXT = [5, 6, 7, 8, 9, 1, 2, 3, 4] * 8

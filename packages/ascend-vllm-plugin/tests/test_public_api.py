@@ -6,6 +6,7 @@ import ascend_vllm_plugin
 def test_exported_names():
     assert ascend_vllm_plugin.__all__ == [
         "SUPPORTED_VLLM",
+        "BackgroundProposer",
         "CompositeProposer",
         "DraftRefusedError",
         "EnvironmentVariableError",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ascend_vllm_plugin.background_proposers import (
+        BackgroundProposer,
         CompositeProposer,
         PromptLookupProposer,
         SuffixProposer,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUPPORTED_VLLM",
+    "BackgroundProposer",
     "CompositeProposer",
     "DraftRefusedError",
     "EnvironmentVariableError",
@@ -62,6 +64,7 @@ __all__ = [
 
 _HOMES = {
     "SUPPORTED_VLLM": "compat",
+    "BackgroundProposer": "background_proposers",
     "CompositeProposer": "background_proposers",
     "DraftRefusedError": "errors",
     "EnvironmentVariableError": "errors",
