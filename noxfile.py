@@ -95,7 +95,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Types of every package's source (mypy, strict)."""
-    session.install(TORCH, MYPY, "rich", *(_source(name) for name in PACKAGES))
+    typed = ("rich", "pytest>=8.3", "prometheus-client>=0.20", "safetensors>=0.5")
+    session.install(TORCH, MYPY, *typed, *(_source(name) for name in PACKAGES))
     for name in PACKAGES:
         session.run("mypy", f"{_source(name)}/src")
 

@@ -160,7 +160,7 @@ def _speed(options: argparse.Namespace) -> Report:
 
 def _configs(k: int) -> dict[str, EngineConfig]:
     lockstep = EngineConfig(num_speculative_tokens=k, adaptive=None, draft_time_limit=None)
-    schedules = {
+    schedules: dict[str, dict[str, Any]] = {
         "k = 0": {"num_speculative_tokens": 0},
         "lockstep": {},
         "pipelined": {"mode": Mode.PIPELINED, "trace_capacity": 100_000},
