@@ -10,6 +10,7 @@ the target and the draft: class, reasons and relaxations, or the error.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -139,7 +140,8 @@ def ask(case: dict[str, Any]) -> dict[str, Any]:
         selection._routes.clear()
         answers = {"alone": answer(plain, nullcontext(), target_question(plain), "target")}
         selection._routes.clear()
-        config = configuration(case, speculate=True)
+        # As a worker in a process of its own gets it.
+        config = copy.deepcopy(configuration(case, speculate=True))
         answers["target"] = answer(config, nullcontext(), target_question(config), "target")
         question = {"head_size": 64} | case.get("question", {})
         if case.get("as_target"):

@@ -74,12 +74,48 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
 }
 
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "vocabulary": (
+        {"target": "qwen3", "draft": "other vocabulary"},
+        "vocab_size: found 600; allowed: 512, as the target has",
+    ),
+    "k": (
+        {"speculative": {"num_speculative_tokens": 8}},
+        "num_speculative_tokens: found 8; allowed: at most 7: the draft's block_size is 8",
+    ),
+    "state space": (
+        {"target": "mamba"},
+        "MambaForCausalLM, with layers of linear attention or state space;",
+    ),
+    "option": (
+        {"engine": {"additional_config": {"ascend": {"draft_flash": "wide"}}}},
+        "option ascend.draft_flash of --additional-config is 'wide': allowed is one of: ",
+    ),
+    "value of an option": (
+        {"engine": {"additional_config": {"ascend": {"draft_flash_attn": "on"}}}},
+        "option ascend.draft_flash_attn of --additional-config is 'on': "
+        "allowed is one of: strict, wide, off",
+    ),
+}
+"""Input that vLLM stops at with a message of ours, and the message."""
+
+MAMBA = {
+    "architectures": ["MambaForCausalLM"],
+    "model_type": "mamba",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "state_size": 16,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+}
+
 
 def cases(folder: Path) -> list[dict[str, Any]]:
     """Every case, and each broken term again with the gate switched off."""
     targets = {
         "glm": make_glm_config(folder / "glm"),
         "qwen3": make_qwen3_config(folder / "qwen3"),
+        "mamba": write_config(folder / "mamba", MAMBA),
     }
     drafts = {
         "dflash": write_config(folder / "dflash", draft_config(DFLASH, [0, 1])),
@@ -87,8 +123,11 @@ def cases(folder: Path) -> list[dict[str, Any]]:
         "causal dflash": write_config(
             folder / "causal", draft_config(DFLASH, [0, 1], is_causal=True)
         ),
+        "other vocabulary": write_config(
+            folder / "other", draft_config(DFLASH, [0, 1], vocab_size=600)
+        ),
     }
-    wanted = {**TERMS, **FURTHER}
+    wanted = {**TERMS, **FURTHER, **{name: changes for name, (changes, _) in BAD.items()}}
     for rule, changes in TERMS.items():
         wanted[f"{rule} off"] = {**changes, "engine": {**changes.get("engine", {}), **OFF}}
     return [
@@ -202,3 +241,9 @@ def test_the_users_backend_for_the_draft_stays(answers: dict[str, Any]) -> None:
         "chosen by": "speculative_config.attention_backend",
     }
     assert found["target"] == answers["same question"]["target"]
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_stops_vllm_before_weights_load(case: str, answers: dict[str, Any]) -> None:
+    """None of the folders holds weights."""
+    assert BAD[case][1] in answers[case]["error"]
