@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
 
 import attrs
 
@@ -19,17 +20,25 @@ from ascend_vllm_plugin.routing import FORMAT, read_routing
 
 DONE, REFUSED, USAGE = 0, 1, 2
 
-_DRAFT = """'{"method": "dflash", "model": "models/glm-5-dflash2", "num_speculative_tokens": 4}'"""
-_EXAMPLES = f"""\
-examples:
+_EXAMPLES = {
+    "explain": """\
   ascend-vllm explain models/glm-5 --profile A5 --enforce-eager
-  ascend-vllm explain models/glm-5 --speculative-config {_DRAFT} --enforce-eager --json
-  ascend-vllm explain models/qwen3 --profile A2 \\
-      --additional-config '{{"ascend": {{"draft_flash_attn": "wide"}}}}'
+  ascend-vllm explain models/glm-5 --enforce-eager --json --speculative-config \\
+      '{"method": "dflash", "model": "models/glm-5-dflash2", "num_speculative_tokens": 7}'
+  ascend-vllm explain models/qwen3 --profile A2 --tensor-parallel-size 2 --additional-config \\
+      '{"ascend": {"draft_flash_attn": "wide"}}'
+""",
+    "doctor": """\
   ascend-vllm doctor
+  ascend-vllm doctor --profile A3 --json
+""",
+    "serve": """\
   ascend-vllm serve models/qwen3 --profile A5 --port 8000 --enforce-eager
+""",
+    "routing": """\
   ascend-vllm routing routing.json
-"""
+""",
+}
 _EXIT_CODES = """\
 exit codes:
   0  done; doctor: no problem; explain: every layer has a backend
@@ -56,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ascend-vllm",
         description="Explain, check and serve models of vLLM with the Ascend plugin.",
-        epilog=f"{_EXAMPLES}\n{_EXIT_CODES}",
+        epilog=f"examples:\n{''.join(_EXAMPLES.values())}\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -108,14 +117,11 @@ def _command(
     summary: str,
     description: str,
 ) -> argparse.ArgumentParser:
-    examples = [
-        line for line in _EXAMPLES.splitlines(keepends=True) if f"ascend-vllm {name}" in line
-    ]
     command = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}. {description}",
-        epilog=f"examples:\n{''.join(examples)}\n{_EXIT_CODES}",
+        description=fill(f"{summary[0].upper()}{summary[1:]}. {description}", 80),
+        epilog=f"examples:\n{_EXAMPLES[name]}\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
