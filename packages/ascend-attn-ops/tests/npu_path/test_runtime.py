@@ -30,7 +30,7 @@ def test_another_device_in_the_same_process_is_refused(npu: Emulator) -> None:
     other = "A5" if npu.profile.family.value == "A3" else "A3"
     with pytest.raises(AlreadyActiveError, match=npu.profile.soc_name):
         activate(other)
-    assert activate(npu.profile.soc_name) is npu
+    assert activate(soc=npu.profile.soc_name) is npu
 
 
 def test_as_a_context_it_judges_for_the_emulated_soc(npu: Emulator) -> None:

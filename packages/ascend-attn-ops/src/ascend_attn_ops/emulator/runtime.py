@@ -16,7 +16,8 @@ from typing import Any
 from ascend_hwprofile import HardwareProfile
 
 from ..context import use_profile
-from . import preload, soc
+from . import preload
+from . import soc as socs
 from .builder import MANIFEST, build
 from .errors import AlreadyActiveError, EmulatorError
 from .record import Call, Counters, Recording
@@ -39,7 +40,7 @@ class Emulator:
         self.folder = folder
         self.options = options
         self.manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        self.profile: HardwareProfile = soc.emulated_profile(self.manifest["soc"])
+        self.profile: HardwareProfile = socs.emulated_profile(self.manifest["soc"])
         self._libraries = preload.load(folder)
         self._runtime = self._libraries["libascendcl.so"]
         self._opapi = self._libraries["libopapi.so"]
@@ -186,12 +187,12 @@ class _Appender:
 
 
 def activate(
-    soc_name: str = "A3",
+    soc: str = "A3",
     *,
     hide: Iterable[str] = (),
     devices: int = 1,
     memory_bytes: int | None = None,
-    cann: str = soc.CANN_VERSION,
+    cann: str = socs.CANN_VERSION,
     dump: bool = False,
     import_torch_npu: bool = True,
 ) -> Emulator:
@@ -201,7 +202,7 @@ def activate(
     emulator.
 
     Args:
-        soc_name: Family (``A2``, ``A3``, ``A5``) or SoC name (``Ascend910B3``).
+        soc: Family (``A2``, ``A3``, ``A5``) or SoC name (``Ascend910B3``).
         hide: aclnn operators to leave out, as an older CANN would.
         devices: Number of NPUs.
         memory_bytes: Memory of each; default: the SoC's, or 64 GiB where no source states it.
@@ -215,7 +216,7 @@ def activate(
         BuildError: The compiler failed.
         AlreadyActiveError: This process emulates another device, or torch_npu is imported already.
     """
-    profile = soc.emulated_profile(soc_name)
+    profile = socs.emulated_profile(soc)
     built = build(profile, hide=hide)
     emulator = attach(built.folder, options(profile, devices, memory_bytes, cann, dump))
     if import_torch_npu:
@@ -230,7 +231,7 @@ def options(
     """What a process sets when it loads the libraries; JSON for child processes."""
     return {
         "devices": devices,
-        "memory_bytes": memory_bytes or soc.memory_bytes(profile),
+        "memory_bytes": memory_bytes or socs.memory_bytes(profile),
         "cann": cann,
         "dump": dump,
     }
