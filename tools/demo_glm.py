@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ascend_demo.chat import Answer, Question, complete, settled
 from ascend_demo.command import check_report_file, exit_code_of, port, seconds, work_folder
@@ -24,9 +24,12 @@ from ascend_demo.launch import check_environment, read_routing_table, routing_fi
 from ascend_demo.metrics import parse_steps
 from ascend_demo.progress import starting_progress
 from ascend_demo.report import write_json
-from ascend_demo.server import RunningServer, choose_port, log_tail, serving
+from ascend_demo.server import RunningServer, call_worker, choose_port, log_tail, serving
 from rich.console import Console
 from rich.markup import escape
+
+if TYPE_CHECKING:
+    from ascend_vllm_plugin import RoutingTable
 
 EPILOG = """\
 examples:
@@ -109,8 +112,7 @@ def serve_variant(
     with starting_progress() as progress, serving(settings, progress.update) as server:
         progress.stop()
         answers, steps = ask_all(server, variant, console)
-    # Read once the server has ended: its worker then adds what became of the plans.
-    routing = read_routing_table(routing_file(folder))
+        routing = routing_with_plans(server, routing_file(folder))
     show_routing(routing, console)
     return Outcome(variant, server.seconds_to_ready, answers, steps, routing)
 
@@ -127,6 +129,20 @@ def ask_all(
     except (RequestError, OSError, ValueError) as error:
         log = server.settings.log
         raise RequestError(f"{error}\nlast lines of {log}:\n{log_tail(log, 30)}") from error
+
+
+def routing_with_plans(server: RunningServer, file: Path) -> RoutingTable:
+    """Read the routing as the worker has it now: its file is older than the plans.
+
+    Raises:
+        RequestError: the plugin wrote no table, or its worker does not answer.
+    """
+    read_routing_table(file)  # refuses a server that ran without the plugin
+    try:
+        file.write_text(call_worker(server.url, "routing"), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the worker did not tell its plans: {error}") from error
+    return read_routing_table(file)
 
 
 def ask_one(

@@ -2,7 +2,7 @@
 
 Every mode first starts a worker process and writes both process ids to the file $FAKE_PIDS.
 $FAKE_ROUTING, when set, is a folder with the routing tables to write: start.json once the server
-is up, end.json when it leaves. $FAKE_PLAIN=1: no counters of speculation.
+is up, end.json to answer with when its worker is asked. $FAKE_PLAIN=1: no counters of speculation.
 """
 
 from __future__ import annotations
@@ -93,6 +93,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/collective_rpc":
+            text = (Path(os.environ["FAKE_ROUTING"]) / "end.json").read_text()
+            self._answer(200, json.dumps({"results": [text]}))
+            return
         if Handler.mode == "refuses":
             self._answer(400, json.dumps({"error": {"message": "too long for the model"}}))
             return
@@ -146,7 +150,7 @@ def main(mode: str, port: int) -> None:
         sys.exit(3)
     if mode == "hang":
         time.sleep(300)
-    write_routing(mode, "start.json")
+    write_routing(mode)
     Handler.mode = mode
     Handler.ready_at = time.monotonic() + (1.0 if mode == "slow" else 0.0)
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
@@ -159,15 +163,14 @@ def main(mode: str, port: int) -> None:
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else leave)
     server.serve_forever()
-    write_routing(mode, "end.json")
     print("left in good order", flush=True)
 
 
-def write_routing(mode: str, name: str) -> None:
+def write_routing(mode: str) -> None:
     file = os.environ.get("ASCEND_VLLM_ROUTING_FILE")
     if file and mode != "no-routing":
         folder = os.environ.get("FAKE_ROUTING")
-        text = (Path(folder) / name).read_text() if folder else json.dumps(ROUTING)
+        text = (Path(folder) / "start.json").read_text() if folder else json.dumps(ROUTING)
         Path(file).write_text(text)
 
 

@@ -88,7 +88,7 @@ def test_every_term_is_told_for_target_and_draft(whole: dict[str, Any]) -> None:
 def test_tables_are_printed(whole: dict[str, Any]) -> None:
     for part in (
         "Draft gate for: draft, full attention (taken)",
-        "Draft gate for: draft, full attention (refused by 1 terms)",
+        "Draft gate for: draft, full attention (refused by 1 term)",
         "condition 7",
         "exclusion 5",
         "draft_flash",

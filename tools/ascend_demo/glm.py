@@ -85,7 +85,12 @@ def server_settings(
     """Describe the server of a variant; its log and routing table go to the folder `work`."""
     return ServerSettings(
         command=server_command(variant, draft, port),
-        environment={**os.environ, **simulation(profile, routing_file(work))},
+        environment={
+            **os.environ,
+            **simulation(profile, routing_file(work)),
+            # Lets the demo ask the worker for its plans; the server listens on 127.0.0.1 alone.
+            "VLLM_SERVER_DEV_MODE": "1",
+        },
         port=port,
         log=work / "server.log",
         ready_seconds=ready_seconds,

@@ -130,7 +130,7 @@ def gate_tables(routing: RoutingTable) -> list[Table]:
 
 def _gate_table(kind: str, terms: tuple[GateTerm, ...]) -> Table:
     broken = sum(term.broken for term in terms)
-    verdict = f"refused by {broken} terms" if broken else "taken"
+    verdict = f"refused by {broken} term{'s' * (broken != 1)}" if broken else "taken"
     table = Table(title=f"Draft gate for: {kind} ({verdict})", title_justify="left")
     for column in ("", "what must hold", "verdict", "found", "allowed"):
         table.add_column(column, overflow="fold")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -193,6 +194,24 @@ def _plain(text: str) -> str:
     from rich.text import Text
 
     return Text.from_ansi(text).plain
+
+
+def call_worker(url: str, method: str, seconds: float = 30.0) -> str:
+    """Return what a method of the first worker answers; needs `VLLM_SERVER_DEV_MODE=1` there.
+
+    Raises:
+        OSError: nobody answers, or the server has no such method.
+        ValueError: the answer is not what vLLM's `/collective_rpc` gives.
+    """
+    body = json.dumps({"method": method}).encode()
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/collective_rpc", body, headers)  # noqa: S310  # ours
+    with _OPENER.open(request, timeout=seconds) as response:
+        answer = json.loads(response.read())
+    try:
+        return str(answer["results"][0])
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"/collective_rpc answered {answer!r}") from error
 
 
 def fetch(url: str, seconds: float = 10.0) -> str:
