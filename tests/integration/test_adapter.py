@@ -273,6 +273,7 @@ def test_selection_knows_a_layer_of_a_draft() -> None:
         ({"kv_cache_dtype": "fp8"}, "standard.kv_cache_dtype"),
         ({"attn_type": "encoder"}, "standard.attn_type"),
         ({"use_kv_connector": True, "use_sparse": True}, "vllm.use_kv_connector"),
+        ({"use_kv_connector": True, "use_mla": True}, "vllm.use_kv_connector"),
         ({"use_batch_invariant": True}, "vllm.use_batch_invariant"),
         ({"use_per_head_quant_scales": True}, "vllm.use_per_head_quant_scales"),
         ({"use_rswa": True}, "vllm.use_rswa"),

@@ -183,11 +183,19 @@ def test_both_calls_of_latent_attention_are_windows():
 
 
 @pytest.mark.parametrize(
-    ("sparse", "draft", "reasons"),
-    [(False, False, 0), (True, False, 1), (False, True, 1), (True, True, 2)],
+    ("facts", "words"),
+    [
+        ("", []),
+        ("latent", ["latent"]),
+        ("latent sparse", ["latent", "sparse"]),
+        ("draft", ["draft"]),
+    ],
 )
-def test_layers_whose_keys_no_connector_sees_are_named(sparse, draft, reasons):
-    assert len(list(connector_reasons(sparse=sparse, draft=draft))) == reasons
+def test_layers_whose_keys_no_connector_sees_are_named(facts, words):
+    asked = {name: name in facts.split() for name in ("latent", "sparse", "draft")}
+    reasons = list(connector_reasons(**asked))
+    assert len(reasons) == len(words)
+    assert all(word in reason for word, reason in zip(words, reasons, strict=True))
 
 
 def test_other_names_are_no_attributes():

@@ -153,16 +153,21 @@ def _in_window(call: Callable[..., Any]) -> Callable[..., Any]:
     return windowed
 
 
-def connector_reasons(*, sparse: bool, draft: bool) -> Iterator[str]:
+def connector_reasons(*, latent: bool, sparse: bool, draft: bool) -> Iterator[str]:
     """Why a KV connector cannot serve a layer: what is allowed instead.
 
     vLLM hands a connector the cache of each attention call that it makes, and asks it for the
-    cache of every layer (vllm/model_executor/layers/attention/kv_transfer_utils.py).
+    cache of every layer (vllm/model_executor/layers/attention/kv_transfer_utils.py). Connectors
+    tell a cache of latents by vLLM's own metadata class, and silently move wrong values of a cache
+    whose metadata is of another one (kv_connector/v1/example_connector.py).
 
     Args:
+        latent: the layer's cache holds latents (MLA).
         sparse: the layer attends to keys that an indexer chose.
         draft: the layer belongs to a draft model.
     """
+    if latent:
+        yield "no KV connector with latent attention: connectors take its cache for one of heads"
     if sparse:
         yield "no KV connector with sparse attention: the indexer's keys are in no attention call"
     if draft:

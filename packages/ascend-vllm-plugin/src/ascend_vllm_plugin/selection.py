@@ -148,8 +148,10 @@ def adapter_refusals(config: AttentionSelectorConfig, vllm_config: VllmConfig) -
     reasons = [item for item in NOT_ADAPTED.items() if getattr(config, item[0])]
     if config.use_kv_connector:
         is_draft = role_of_current_layer(vllm_config) == "draft"
-        for allowed in connector_reasons(sparse=config.use_sparse, draft=is_draft):
-            reasons.append(("use_kv_connector", allowed))
+        unserved = connector_reasons(
+            latent=config.use_mla, sparse=config.use_sparse, draft=is_draft
+        )
+        reasons += [("use_kv_connector", allowed) for allowed in unserved]
     return [
         Refusal(
             rule=f"vllm.{field}",
