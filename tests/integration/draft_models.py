@@ -144,3 +144,65 @@ def make_sturdy_glm(folder: Path) -> Path:
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return write_config(folder, {**written, **GLM})
+
+
+def make_random_draft(folder: Path, architecture: str, target_layers: list[int]) -> Path:
+    """A draft with random weights, which is hardly ever right.
+
+    Args:
+        folder: where it goes.
+        architecture: `DFLASH` or `DFLASH2`.
+        target_layers: layers of the target whose outputs the draft reads.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    write_config(folder, draft_config(architecture, target_layers))
+    generator = torch.Generator().manual_seed(1)
+    shapes = draft_shapes(architecture, len(target_layers))
+    weights = {
+        name: 0.05 * torch.randn(shape, generator=generator)
+        if len(shape) > 1
+        else torch.ones(shape)
+        for name, shape in shapes.items()
+    }
+    for name, value in weights.items():
+        if name.endswith("base_kernel"):
+            value[:, 0] += 1.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def draft_shapes(architecture: str, num_target_layers: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of each tensor in a draft's checkpoint."""
+    queries, keys = HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE
+    taps, rank = SELECTOR["conv_kernel_size"], SELECTOR["selector_rank"]
+    layer: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (queries, HIDDEN),
+        "self_attn.k_proj.weight": (keys, HIDDEN),
+        "self_attn.v_proj.weight": (keys, HIDDEN),
+        "self_attn.o_proj.weight": (HIDDEN, queries),
+        "self_attn.q_norm.weight": (HEAD_SIZE,),
+        "self_attn.k_norm.weight": (HEAD_SIZE,),
+        "mlp.gate_proj.weight": (2 * HIDDEN, HIDDEN),
+        "mlp.up_proj.weight": (2 * HIDDEN, HIDDEN),
+        "mlp.down_proj.weight": (HIDDEN, 2 * HIDDEN),
+        "input_layernorm.weight": (HIDDEN,),
+        "post_attention_layernorm.weight": (HIDDEN,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (HIDDEN, HIDDEN * num_target_layers),
+        "hidden_norm.weight": (HIDDEN,),
+        "norm.weight": (HIDDEN,),
+    }
+    if architecture == DFLASH2:
+        projection = 2 * taps * HIDDEN // SELECTOR["conv_group_size"]
+        for name in ("attention_conv", "mlp_conv"):
+            layer[f"{name}.base_kernel"] = (2, taps, HIDDEN)
+            layer[f"{name}.kernel_projection.weight"] = (projection, HIDDEN)
+        for name in ("predecessor", "successor"):
+            shapes[f"candidate_selector.{name}_codebook"] = (VOCABULARY, rank)
+        shapes["candidate_selector.hidden_projection.weight"] = (rank, HIDDEN)
+    for index in range(LAYERS):
+        shapes.update({f"layers.{index}.{name}": shape for name, shape in layer.items()})
+    return shapes
