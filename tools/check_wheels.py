@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # package -> distributions that must not come with it, by itself or through its dependencies
@@ -29,8 +30,8 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def check(package: str, wheels: Path, torch: str) -> None:
-    """Install one wheel alone and import it.
+def check(package: str, wheels: Path, torch: str) -> str:
+    """Install one wheel alone and import it; returns what was found.
 
     Raises:
         SystemExit: It does not install, brings what it must not, or does not import.
@@ -47,7 +48,7 @@ def check(package: str, wheels: Path, torch: str) -> None:
         if unwanted:
             raise SystemExit(f"{package} brings {', '.join(sorted(unwanted))}")
         _run(python, "-c", f"import {package}")
-        print(f"{package}: installs alone with {len(names)} distributions, imports")
+        return f"{package}: installs alone with {len(names)} distributions, imports"
 
 
 def main() -> int:
@@ -55,8 +56,10 @@ def main() -> int:
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
         return 2
-    for package in FORBIDDEN:
-        check(package, Path(sys.argv[1]), sys.argv[2])
+    wheels, torch = Path(sys.argv[1]), sys.argv[2]
+    with ThreadPoolExecutor(max_workers=2) as pool:  # CI has two cores
+        for line in pool.map(lambda package: check(package, wheels, torch), FORBIDDEN):
+            print(line, flush=True)
     return 0
 
 
