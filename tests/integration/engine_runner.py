@@ -26,14 +26,15 @@ def watch_backend() -> None:
     from ascend_attn_backends import AscendAttentionBackendImpl
 
     for name in ("forward", "write_kv"):
-        _count(AscendAttentionBackendImpl, name)
+        count(AscendAttentionBackendImpl, name, name)
 
 
-def _count(cls: type, name: str) -> None:
+def count(cls: type, name: str, counter: str) -> None:
+    """Count the calls of a method."""
     original = getattr(cls, name)
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        CALLS[name] += 1
+        CALLS[counter] += 1
         return original(self, *args, **kwargs)
 
     setattr(cls, name, counted)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,68 @@ def run_script(
     if done.returncode != 0:
         raise AssertionError(f"{script} ended with {done.returncode}:\n{log[-6000:]}")
     return json.loads(result_file.read_text(encoding="utf-8")), log
+
+
+def run_ranks(
+    script: str, job: dict[str, Any], folder: Path, env: dict[str, str], ranks: int = 2
+) -> list[Any]:
+    """Run a script once per rank, in processes that find each other; return their results.
+
+    Each rank has a job, a result and a log in a folder of its own. When one fails or the time is
+    over, the others are ended.
+    """
+    places = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = []
+    try:
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = _start_rank(script, job, folder / f"rank{rank}", {**env, **places, **own})
+            processes.append(process)
+        _wait_for_all(processes, time.monotonic() + TIMEOUT_SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for rank, process in enumerate(processes):
+        if process.returncode != 0:
+            log = (folder / f"rank{rank}" / "log.txt").read_text(encoding="utf-8")
+            raise AssertionError(f"{script} failed on rank {rank}:\n{log[-6000:]}")
+    results = (folder / f"rank{rank}" / "result.json" for rank in range(ranks))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in results]
+
+
+def _start_rank(
+    script: str, job: dict[str, Any], folder: Path, env: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    files = (str(folder / "job.json"), str(folder / "result.json"))
+    with (folder / "log.txt").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, str(HERE / script), *files],
+            env=env,
+            cwd=HERE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _wait_for_all(processes: list[subprocess.Popen[bytes]], deadline: float) -> None:
+    """Return when all have ended, one has failed, or the time is over."""
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if None not in codes or any(codes):
+            return
+        time.sleep(0.1)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def run_engine(

@@ -12,20 +12,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 
-def main(job_file: str, result_file: str) -> None:
-    """Run the job and write its result."""
+def judge(folder: str, cases: list[dict[str, list[int]]]) -> list[dict[str, Any]]:
+    """What the model in a folder says to each case, as in the result."""
     from transformers import AutoModelForCausalLM
 
-    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     model = AutoModelForCausalLM.from_pretrained(
-        job["model"], dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     results = []
-    for case in job["cases"]:
+    for case in cases:
         ids = torch.tensor([case["prompt"] + case["output"]])
         with torch.no_grad():
             kept = model(ids, logits_to_keep=len(case["output"]) + 1).logits[0].float()
@@ -36,6 +36,13 @@ def main(job_file: str, result_file: str) -> None:
                 "margins": (best.values[:, 0] - best.values[:, 1]).tolist(),
             }
         )
+    return results
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run the job and write its result."""
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+    results = judge(job["model"], job["cases"])
     Path(result_file).write_text(json.dumps(results), encoding="utf-8")
 
 

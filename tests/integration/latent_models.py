@@ -52,6 +52,9 @@ _FOR_VLLM: dict[str, Any] = {
 }
 """Keys that vLLM reads and transformers leaves out when it writes a configuration."""
 
+_THIRD_LAYER_SHARES = {"index_topk_freq": 2, "index_skip_topk_offset": 2}
+"""Every second layer from the third on has no indexer."""
+
 
 def make_deepseek_v3(folder: Path) -> Path:
     """DeepSeek-V3 with two layers (MLA); random weights, float32."""
@@ -64,23 +67,31 @@ def make_deepseek_v3(folder: Path) -> Path:
 def make_glm(folder: Path) -> Path:
     """GLM-5 (`glm_moe_dsa`) with three layers and one MTP layer; random weights, float32.
 
-    The MTP layer is the last layer again with a little noise, so that some of what it drafts is
-    accepted and some is not.
+    The third layer attends to the keys that the second one chose. The MTP layer is the third layer
+    again with a little noise, and hardly drafts anything that is accepted.
     """
     _save_glm(folder)
     _edit_weights(folder, _add_noisy_mtp)
     return folder
 
 
-def make_agreeing_glm(folder: Path) -> Path:
-    """GLM-5 whose MTP layer always drafts what the target says next.
+def make_drafting_glm(folder: Path, share: float) -> Path:
+    """GLM-5 whose MTP layer drafts what the target may say next.
 
-    The embedding outweighs what the layers add, and the head answers token t with token t + 1, in
-    the target as in the MTP layer.
+    The head answers token t with token t + 1, in the target as in the MTP layer; what the layers
+    add makes both of them deviate.
+
+    Args:
+        folder: where the model goes.
+        share: how much the layers add, 1 being what they add in `make_glm`.
     """
+
+    def edit(weights: dict[str, torch.Tensor], generator: torch.Generator) -> None:
+        _add_noisy_mtp(weights, generator)
+        _answer_with_the_next_token(weights, generator, share)
+
     _save_glm(folder)
-    _edit_weights(folder, _add_noisy_mtp)
-    _edit_weights(folder, _answer_with_the_next_token)
+    _edit_weights(folder, edit)
     return folder
 
 
@@ -98,10 +109,10 @@ def _save_glm(folder: Path) -> None:
         # With a few heads and random weights many scores are 0 at once, and the choice among
         # equals is anybody's.
         index_n_heads=16,
-        index_topk_freq=1,
+        **_THIRD_LAYER_SHARES,
     )
-    further = {"indexer_rope_interleave": True, "num_nextn_predict_layers": 1, "index_topk_freq": 1}
-    _save(GlmMoeDsaForCausalLM, config, folder, seed=0, **further)
+    further = {"indexer_rope_interleave": True, "num_nextn_predict_layers": 1}
+    _save(GlmMoeDsaForCausalLM, config, folder, seed=0, **further, **_THIRD_LAYER_SHARES)
 
 
 def _save(model_class: Any, config: Any, folder: Path, seed: int, **further: Any) -> Path:
@@ -133,6 +144,10 @@ def _add_noisy_mtp(weights: dict[str, torch.Tensor], generator: torch.Generator)
     for name in [name for name in weights if name.startswith(source)]:
         noise = 0.01 * torch.randn(weights[name].shape, generator=generator)
         weights[target + name.removeprefix(source)] = weights[name] + noise
+    chooser = "model.layers.1.self_attn.indexer."
+    for name in [name for name in weights if name.startswith(chooser)]:
+        own = f"{target}self_attn.indexer.{name.removeprefix(chooser)}"
+        weights[own] = weights[name].clone()
     eye = torch.eye(HIDDEN)
     ones = ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")
     weights.update({target + name: torch.ones(HIDDEN) for name in ones})
@@ -142,7 +157,7 @@ def _add_noisy_mtp(weights: dict[str, torch.Tensor], generator: torch.Generator)
 
 
 def _answer_with_the_next_token(
-    weights: dict[str, torch.Tensor], generator: torch.Generator
+    weights: dict[str, torch.Tensor], generator: torch.Generator, share: float
 ) -> None:
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
     head = 0.1 * torch.roll(embedding, 1, 0)
@@ -152,6 +167,6 @@ def _answer_with_the_next_token(
         elif name == "lm_head.weight" or name.endswith("shared_head.head.weight"):
             weights[name] = head.clone()
         elif "o_proj" in name or "down_proj" in name:
-            weights[name] = weight * 0.1
+            weights[name] = weight * share
     eye = torch.eye(HIDDEN)
     weights["model.layers.3.eh_proj.weight"] = torch.cat([eye, 0.3 * eye], 1)

@@ -61,3 +61,5 @@ def _check_request() -> None:
     compat.require_supported_vllm()
     simulated_profile()
     routing_file()
+    if compat.v2_runner_requested():
+        triton_interpreter.require_triton()

@@ -1,4 +1,4 @@
-"""The indexer of sparse latent attention for vLLM: its cache, its metadata, its choice of keys.
+"""The indexer of sparse latent attention for vLLM: its metadata and its choice of keys.
 
 vLLM has no hook for these; the modules of `ascend_vllm_plugin.patches` put them in their places.
 """
@@ -123,3 +123,35 @@ class KeyChooser:
         if isinstance(by_layer, list):  # one entry per microbatch; vLLM splits none on a CPU
             (by_layer,) = by_layer
         return None if by_layer is None else by_layer[self.cache_name]
+
+
+@torch.library.custom_op("ascend_vllm::choose_keys", mutates_args=("chosen",))
+def choose_keys(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    cache_name: str,
+) -> None:
+    """`KeyChooser.choose` as an operator, which a compiled model calls as a whole.
+
+    Args:
+        query: [T, num_heads, 128].
+        key: [T, 128].
+        weights: [T, num_heads].
+        chosen: [max_num_tokens, top_k] int32, written in place.
+        cache_name: the index cache, whose `chooser` is called.
+    """
+    cache = get_forward_context().no_compile_layers[cache_name]
+    cache.chooser.choose(query, key, weights, cache.kv_cache, chosen)
+
+
+@choose_keys.register_fake
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    cache_name: str,
+) -> None:
+    return None

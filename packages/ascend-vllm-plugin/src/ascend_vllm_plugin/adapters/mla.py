@@ -121,6 +121,7 @@ class MLADcpImpl(MLAImpl):
     backend = AscendMlaDCPBackend
     supports_dcp = True
     can_return_lse_for_decode = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
 
     def forward_mqa(
         self,

@@ -131,6 +131,7 @@ class SFADcpImpl(SFAImpl):
     backend = AscendSFADCPBackend
     supports_dcp = True
     can_return_lse_for_decode = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
 
     def forward_mqa(
         self,

@@ -1,8 +1,9 @@
 """Merging the partial attention of ranks that share keys, in PyTorch.
 
-vLLM merges with Triton kernels whose launchers ask a compiled kernel for its constants; kernels of
-Triton's interpreter (see `triton_interpreter`) have none, and the first step stops. The functions
-here have vLLM's signatures and merge with ascend-attn-backends.
+vLLM's two functions that gather lse and outputs merge with a Triton kernel whose launcher asks a
+compiled kernel for its constants; kernels of Triton's interpreter (see `triton_interpreter`) have
+none, and the first step stops. The functions here have vLLM's signatures and merge with
+ascend-attn-backends. The third way, `--dcp-comm-backend a2a`, works as it is.
 """
 
 from __future__ import annotations
@@ -98,7 +99,6 @@ def _result(
 
 REPLACEMENTS = {
     "cp_lse_ag_out_rs": merge_to_own_heads,
-    "dcp_a2a_lse_reduce": merge_to_own_heads,
     "cp_lse_ag_out_ar": merge_to_all_heads,
 }
 """Function of vLLM's module -> ours."""

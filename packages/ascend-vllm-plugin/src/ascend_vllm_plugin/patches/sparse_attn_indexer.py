@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 
-from ascend_vllm_plugin.adapters.indexer import KeyChooser
+from ascend_vllm_plugin.adapters.indexer import KeyChooser, choose_keys
 from ascend_vllm_plugin.patches.replacement import replace_layer
 
 
@@ -23,7 +23,8 @@ class AscendSparseAttnIndexer(SparseAttnIndexer):
 
         super().__init__(k_cache, *args, **kwargs)
         heads = get_current_vllm_config().model_config.hf_text_config.index_n_heads
-        self.chooser = KeyChooser(k_cache.prefix, heads, self.head_dim, self.topk_tokens)
+        chooser = KeyChooser(k_cache.prefix, heads, self.head_dim, self.topk_tokens)
+        self.scaled_weights, k_cache.chooser = chooser.layer.scaled_weights, chooser
 
     def forward_native(
         self,
@@ -43,8 +44,8 @@ class AscendSparseAttnIndexer(SparseAttnIndexer):
         Returns:
             The buffer with the choice, [max_num_tokens, top_k] int32.
         """
-        weights = self.chooser.layer.scaled_weights(weights)
-        self.chooser.choose(q_quant, k, weights, self.k_cache.kv_cache, self.topk_indices_buffer)
+        weights, name = self.scaled_weights(weights), self.k_cache.prefix
+        choose_keys(q_quant, k, weights, self.topk_indices_buffer, name)
         return self.topk_indices_buffer
 
     forward_cpu = forward_native

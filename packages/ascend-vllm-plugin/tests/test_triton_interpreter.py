@@ -1,0 +1,86 @@
+"""The stage for vLLM's V2 runner: set before vLLM loads its kernels, cleared afterwards."""
+
+import importlib.metadata
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from ascend_vllm_plugin import SimulationUnavailableError, compat, register
+from ascend_vllm_plugin.patches import triton_interpreter
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    """A Triton without a backend for CPUs, and a vLLM that has loaded its kernels."""
+    package, backends = ModuleType("triton"), ModuleType("triton.backends")
+    backends.backends = {"nvidia": object()}
+    backends.Backend = lambda compiler, driver: SimpleNamespace(compiler=compiler, driver=driver)
+    package.backends = backends
+    monkeypatch.setitem(sys.modules, "triton", package)
+    monkeypatch.setitem(sys.modules, "triton.backends", backends)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.triton_utils", ModuleType("vllm.triton_utils"))
+    monkeypatch.setattr(triton_interpreter, "find_spec", lambda name: object())
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    return backends.backends
+
+
+@pytest.mark.parametrize(
+    ("value", "requested"), [(None, False), ("", False), ("0", False), ("1", True)]
+)
+def test_what_asks_for_the_v2_runner(value, requested, monkeypatch):
+    if value is None:
+        monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
+    assert compat.v2_runner_requested() is requested
+
+
+def test_vllm_finds_an_active_backend_for_cpus(triton):
+    triton_interpreter.prepare("0.30.0")
+    assert triton["cpu"].driver.is_active()
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    assert "cpu" in importlib.metadata.version("vllm")
+
+
+def test_preparing_twice_is_preparing_once(triton):
+    before = len(sys.meta_path)
+    triton_interpreter.prepare("0.30.0")
+    triton_interpreter.prepare("0.30.0")
+    assert len(sys.meta_path) == before + 1
+
+
+def test_nothing_but_vllm_is_found(triton):
+    triton_interpreter.prepare("0.30.0")
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("vllm-of-nobody")
+
+
+def test_nobody_else_sees_the_stage(triton):
+    before = list(sys.meta_path)
+    triton_interpreter.prepare("0.30.0")
+    triton_interpreter.tidy()
+    assert set(triton) == {"nvidia"}
+    assert sys.meta_path == before
+
+
+def test_a_real_backend_for_cpus_is_left_alone(triton, monkeypatch):
+    triton["cpu"] = real = SimpleNamespace(driver=object())
+    found = SimpleNamespace(names={"cpu", "nvidia"})
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found)
+    triton_interpreter.prepare("0.30.0")
+    assert os.environ["TRITON_INTERPRET"] == "0"
+    triton_interpreter.tidy()
+    assert triton["cpu"] is real
+
+
+def test_the_v2_runner_without_triton_is_refused(monkeypatch):
+    monkeypatch.setenv("ASCEND_VLLM_SIMULATE", "1")
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setattr(compat, "installed_vllm", lambda: "0.30.0")
+    monkeypatch.setattr(triton_interpreter, "find_spec", lambda name: None)
+    with pytest.raises(SimulationUnavailableError, match="needs Triton, which is not installed"):
+        register()

@@ -1,0 +1,134 @@
+"""Several vLLM engines, one after the other, in one process: `latent_runner.py JOB RESULT`.
+
+The job is JSON: `models`, folder -> function of `latent_models.py` and its arguments, made first;
+`engines`, a list of `name`, `engine` (arguments of `vllm.LLM`), `runs` (as in `engine_runner.py`),
+`port` (of the rendezvous where the process is one of several ranks) and `probe_merges`; and
+`reference`, names of engines whose first run transformers is to judge. Loading vLLM takes much
+longer than a tiny engine does, hence one process.
+
+The result is JSON: `engines` by name with their runs, the backends of their layers and what vLLM's
+own functions that merge ranks do if asked for; and `reference` by name of the engine: for each
+prompt what `hf_check.py` says.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import engine_runner
+import latent_faults
+import latent_models
+from hf_check import judge
+from patch_probe import probe
+
+
+def watch_backends() -> None:
+    """Count what our latent backends compute, layer by layer."""
+    import ascend_attn_backends as backends
+
+    for cls, name in (
+        (backends.AscendMLAImpl, "forward_mqa"),
+        (backends.AscendMLAImpl, "forward_mqa_partial"),
+        (backends.AscendSFAImpl, "forward"),
+        (backends.AscendSFAImpl, "forward_partial"),
+        (backends.AscendSFAIndexerDCPImpl, "forward"),
+    ):
+        engine_runner.count(cls, name, f"{cls.__name__}.{name}")
+
+
+STOCK_MERGES: dict[str, Any] = {}
+"""The functions of vLLM that merge ranks, as they are before an engine starts."""
+
+
+def keep_stock_merges() -> None:
+    """Remember the functions that a patch replaces, and the one that it leaves alone."""
+    from vllm.v1.attention.ops import dcp
+
+    from ascend_vllm_plugin.patches.dcp_merge import REPLACEMENTS
+
+    for name in (*REPLACEMENTS, "dcp_a2a_lse_reduce"):
+        STOCK_MERGES[name] = getattr(dcp, name)
+
+
+def part_of_rank(rank: int) -> tuple[Any, Any]:
+    """Out [4, 4, 16] and lse [4, 4]; token 0 has no keys at all, token 1 none on rank 1."""
+    import torch
+
+    generator = torch.Generator().manual_seed(rank)
+    out, lse = (torch.randn(*shape, generator=generator) for shape in ((4, 4, 16), (4, 4)))
+    empty = torch.tensor([True, rank == 1, False, False])
+    return out.masked_fill(empty[:, None, None], 0.0), lse.masked_fill(
+        empty[:, None], float("-inf")
+    )
+
+
+def stock_merges() -> dict[str, Any]:
+    """What each of them makes of the ranks' parts, or its error."""
+    from vllm.distributed import get_dcp_group
+
+    group = get_dcp_group()
+    part = part_of_rank(group.rank_in_group)
+    return {
+        name: probe(lambda merge=merge: merge(*(p.clone() for p in part), group).tolist())
+        for name, merge in STOCK_MERGES.items()
+    }
+
+
+def run_engine(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Start an engine, let it generate, and stop it."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    os.environ["ASCEND_VLLM_ROUTING_FILE"] = str(folder / f"{job['name']}.routing.json")
+    if "port" in job:
+        os.environ["MASTER_PORT"] = str(job["port"])
+    llm = LLM(**job["engine"])
+    try:
+        runs = {}
+        for run in job["runs"]:
+            before = engine_runner.speculation_metrics(llm)
+            runs[run["name"]] = engine_runner.generate(llm, run)
+            after = engine_runner.speculation_metrics(llm)
+            runs[run["name"]]["speculation"] = {"before": before, "after": after}
+        merges = stock_merges() if job.get("probe_merges") else None
+        layers = llm.apply_model(engine_runner.layer_backends)[0]
+        return {"runs": runs, "layers": layers, "merges": merges}
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def reference(job: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What transformers says of an engine's first run."""
+    run = job["runs"][0]
+    outputs = result["runs"][run["name"]]["tokens"]
+    pairs = zip(run["prompts"], outputs, strict=True)
+    return judge(job["engine"]["model"], [{"prompt": p, "output": o} for p, o in pairs])
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run the job and write its result."""
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+    watch_backends()
+    keep_stock_merges()
+    engine_runner.FAULTS.update(latent_faults.FAULTS)
+    for folder, (maker, *arguments) in job["models"].items():
+        getattr(latent_models, maker)(Path(folder), *arguments)
+    result: dict[str, Any] = {"engines": {}, "reference": {}}
+    for engine in job["engines"]:
+        name = engine["name"]
+        result["engines"][name] = run_engine(engine, Path(result_file).parent)
+        if name in job["reference"]:
+            result["reference"][name] = reference(engine, result["engines"][name])
+    Path(result_file).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,313 @@
+"""Models with latent attention in real vLLM: the same greedy tokens as transformers give.
+
+Tiny models with random weights, in float32: DeepSeek-V3 (MLA) and GLM-5 (sparse MLA with an
+indexer, and an MTP layer). One process runs the engines on one rank, two processes those under
+context parallelism; the tests look at what they left.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from engines import environment, free_ports, run_ranks, run_script
+from latent_runner import part_of_rank
+from tiny_models import random_prompts
+
+from ascend_vllm_plugin import read_routing
+
+pytestmark = pytest.mark.engine
+
+NUM_TOKENS = 48
+NUM_CONTROL_TOKENS = 16
+TOKEN_BUDGET = 32
+BLOCK_SIZE = 32
+MIN_MARGIN = 5e-4
+"""As in test_smollm2.py."""
+
+LAYERS = {"mla": 2, "sfa": 3}
+MODELS: dict[str, list[Any]] = {
+    "deepseek_v3": ["make_deepseek_v3"],
+    "glm": ["make_glm"],
+    "wavering_glm": ["make_drafting_glm", 0.85],
+    "agreeing_glm": ["make_drafting_glm", 0.5],
+}
+CHUNKED = {
+    "enable_chunked_prefill": True,
+    "max_num_batched_tokens": TOKEN_BUDGET,
+    "enable_prefix_caching": True,
+    "block_size": BLOCK_SIZE,
+}
+NGRAM = {
+    "method": "custom_class",
+    "model": "ascend_vllm_plugin.NgramProposer",
+    "num_speculative_tokens": 4,
+}
+DCP = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
+PCP = {"prefill_context_parallel_size": 2}
+
+
+def mtp(count: int) -> dict[str, Any]:
+    return {"speculative_config": {"method": "mtp", "num_speculative_tokens": count}}
+
+
+def engine(
+    name: str, model: str, runs: dict[str, str | None] | None = None, **arguments: Any
+) -> dict[str, Any]:
+    """An engine for the runner, with its runs: name -> fault."""
+    fixed = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+        "disable_log_stats": False,
+    }
+    prompts = random_prompts()
+    return {
+        "name": name,
+        "engine": {"model": model, **fixed, **arguments},
+        "runs": [
+            {
+                "name": run,
+                "prompts": prompts,
+                "max_tokens": NUM_CONTROL_TOKENS if fault else NUM_TOKENS,
+                "fault": fault,
+            }
+            for run, fault in (runs or {"sound": None}).items()
+        ],
+    }
+
+
+@attrs.frozen
+class Outcome:
+    """What the engines of a process left behind."""
+
+    result: dict[str, Any]
+    folder: Path
+
+    def run(self, engine: str, run: str = "sound") -> dict[str, Any]:
+        found: dict[str, Any] = self.result["engines"][engine]["runs"][run]
+        return found
+
+    def tokens(self, engine: str, run: str = "sound") -> list[list[int]]:
+        found: list[list[int]] = self.run(engine, run)["tokens"]
+        return found
+
+    def reference(self, engine: str) -> list[list[int]]:
+        """What transformers gives, greedily, on the weights of this engine."""
+        return [case["tokens"] for case in self.result["reference"][engine]]
+
+    def first_of_reference(self, engine: str) -> list[list[int]]:
+        """As many tokens of it as a run with a fault has."""
+        return [tokens[:NUM_CONTROL_TOKENS] for tokens in self.reference(engine)]
+
+    def drafts(self, engine: str, run: str = "sound") -> tuple[int, int]:
+        """Drafted and accepted tokens of a run."""
+        counters = self.run(engine, run)["speculation"]
+        drafted, accepted = (
+            counters["after"][name] - counters["before"][name]
+            for name in ("num_draft_tokens", "num_accepted_tokens")
+        )
+        return drafted, accepted
+
+    def accepted_at(self, engine: str, run: str = "sound") -> list[int]:
+        """Accepted tokens of a run, by position of the draft."""
+        counters = self.run(engine, run)["speculation"]
+        name = "num_accepted_tokens_per_pos"
+        pairs = zip(counters["after"][name], counters["before"][name], strict=True)
+        return [after - before for after, before in pairs]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the models; the process with the engines makes them."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def single(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Engines on one rank."""
+    folder = tmp_path_factory.mktemp("single")
+    v3, glm, wavering, agreeing = (str(models / name) for name in MODELS)
+    engines = [
+        engine(
+            "mla",
+            v3,
+            {"sound": None, "again": None, "broken": "latents_without_causal_mask"},
+            **CHUNKED,
+        ),
+        engine(
+            "sfa", glm, {"sound": None, "again": None, "broken": "half_of_the_choice"}, **CHUNKED
+        ),
+        engine("mla, n-gram", v3, speculative_config=NGRAM),
+        engine("sfa, mtp 1", glm, **mtp(1)),
+        engine("sfa, mtp 3", wavering, {"sound": None, "broken": "accept_every_draft"}, **mtp(3)),
+        engine("agreeing", agreeing, {"sound": None, "broken": "drafts_off_by_one"}, **mtp(3)),
+    ]
+    job = {
+        "models": {str(models / name): maker for name, maker in MODELS.items()},
+        "engines": engines,
+        "reference": ["mla", "sfa", "sfa, mtp 3", "agreeing"],
+    }
+    result, _ = run_script("latent_runner.py", job, folder, environment(True))
+    return Outcome(result, folder)
+
+
+@pytest.fixture(scope="module")
+def ranks(single: Outcome, models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """Engines on two ranks, with vLLM's V2 runner."""
+    folder = tmp_path_factory.mktemp("ranks")
+    v3, glm = str(models / "deepseek_v3"), str(models / "glm")
+    engines = [
+        engine("mla, pcp", v3, {"sound": None, "broken": "only_rows_of_the_first_rank"}, **PCP),
+        engine("sfa, pcp", glm, **PCP),
+        engine("sfa, dcp", glm, dcp_comm_backend="a2a", **DCP, **mtp(1)),
+        engine("mla, dcp", v3, {"sound": None, "broken": "only_the_own_part"}, **DCP),
+    ]
+    for job, port in zip(engines, free_ports(len(engines)), strict=True):
+        job["port"] = port
+        job["engine"] |= {"distributed_executor_backend": "external_launcher", "seed": 0}
+    engines[-1]["probe_merges"] = True  # last: a kernel that fails leaves the interpreter broken
+    env = environment(True, VLLM_USE_V2_MODEL_RUNNER="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    job = {"models": {}, "engines": engines, "reference": []}
+    results = run_ranks("latent_runner.py", job, folder, env)
+    return [Outcome(result, folder / f"rank{rank}") for rank, result in enumerate(results)]
+
+
+@pytest.mark.parametrize("name", ["mla", "sfa"])
+def test_every_layer_of_every_step_is_ours(name: str, single: Outcome) -> None:
+    row, *indexers = read_routing(single.folder / f"{name}.routing.json").rows
+    assert (row.backend, len(row.layers), row.chosen_by) == (name, LAYERS[name], "selection")
+    assert len(indexers) == (name == "sfa")
+    calls = single.run(name, "again")["calls"]
+    computed = "AscendMLAImpl.forward_mqa" if name == "mla" else "AscendSFAImpl.forward"
+    assert calls[computed] >= LAYERS[name] * NUM_TOKENS
+
+
+def test_layers_that_share_a_choice_run_one_indexer(single: Outcome) -> None:
+    calls = single.run("sfa")["calls"]
+    assert calls["AscendSFAIndexerDCPImpl.forward"] * 3 == calls["AscendSFAImpl.forward"] * 2
+
+
+@pytest.mark.parametrize("name", ["mla", "sfa", "sfa, mtp 3", "agreeing"])
+def test_tokens_equal_transformers(name: str, single: Outcome) -> None:
+    assert all(len(tokens) == NUM_TOKENS for tokens in single.tokens(name))
+    assert single.tokens(name) == single.reference(name)
+    margins = [min(case["margins"]) for case in single.result["reference"][name]]
+    assert min(margins) > MIN_MARGIN
+
+
+@pytest.mark.parametrize("name", ["mla", "sfa"])
+def test_prompts_come_in_chunks(name: str, single: Outcome) -> None:
+    """197 tokens of prompts in steps of 32; the platform's limits on MLA are gone."""
+    calls = single.run(name)["calls"]
+    computed = "AscendMLAImpl.forward_mqa" if name == "mla" else "AscendSFAImpl.forward"
+    prompts = sum(map(len, random_prompts()))
+    assert calls[computed] / LAYERS[name] >= prompts // TOKEN_BUDGET + NUM_TOKENS
+
+
+@pytest.mark.parametrize("name", ["mla", "sfa"])
+def test_cached_prefixes_give_the_same_tokens(name: str, single: Outcome) -> None:
+    assert single.run(name)["cached"] == [0, 0, 0]
+    whole_blocks = [(len(p) - 1) // BLOCK_SIZE * BLOCK_SIZE for p in random_prompts()]
+    assert single.run(name, "again")["cached"] == whole_blocks
+    assert single.tokens(name, "again") == single.reference(name)
+
+
+@pytest.mark.parametrize("name", ["mla", "sfa"])
+def test_a_fault_gives_other_tokens(name: str, single: Outcome) -> None:
+    assert single.tokens(name, "broken") != single.first_of_reference(name)
+
+
+@pytest.mark.parametrize(("name", "plain"), [("mla, n-gram", "mla"), ("sfa, mtp 1", "sfa")])
+def test_speculation_gives_the_same_tokens(name: str, plain: str, single: Outcome) -> None:
+    assert single.tokens(name) == single.tokens(plain) == single.reference(plain)
+    drafted, accepted = single.drafts(name)
+    assert drafted > accepted > 0
+
+
+def test_three_drafts_are_taken_and_rejected_at_every_position(single: Outcome) -> None:
+    drafted, accepted = single.drafts("sfa, mtp 3")
+    assert drafted > accepted
+    first, second, third = single.accepted_at("sfa, mtp 3")
+    assert first > second > third > 0
+
+
+def test_a_verification_that_accepts_everything_gives_other_tokens(single: Outcome) -> None:
+    assert single.tokens("sfa, mtp 3", "broken") != single.first_of_reference("sfa, mtp 3")
+
+
+def test_every_draft_of_an_agreeing_drafter_is_accepted(single: Outcome) -> None:
+    drafted, accepted = single.drafts("agreeing")
+    assert drafted == accepted > 0
+
+
+def test_drafts_that_are_off_by_one_are_all_rejected(single: Outcome) -> None:
+    drafted, accepted = single.drafts("agreeing", "broken")
+    assert drafted > 0
+    assert accepted == 0
+    assert single.tokens("agreeing", "broken") == single.first_of_reference("agreeing")
+
+
+@pytest.mark.parametrize("how", ["dcp", "pcp"])
+@pytest.mark.parametrize("plain", ["mla", "sfa"])
+def test_ranks_that_share_a_context_give_the_same_tokens(
+    plain: str, how: str, single: Outcome, ranks: list[Outcome]
+) -> None:
+    for outcome in ranks:
+        assert outcome.tokens(f"{plain}, {how}") == single.reference(plain)
+
+
+@pytest.mark.parametrize(
+    ("plain", "how", "computed"),
+    [
+        ("mla", "dcp", "AscendMLAImpl.forward_mqa_partial"),
+        ("sfa", "dcp", "AscendSFAImpl.forward_partial"),
+        ("mla", "pcp", "AscendMLAImpl.forward_mqa"),
+        ("sfa", "pcp", "AscendSFAImpl.forward"),
+    ],
+)
+def test_layers_on_ranks_are_ours(
+    plain: str, how: str, computed: str, ranks: list[Outcome]
+) -> None:
+    (row, *_) = read_routing(ranks[0].folder / f"{plain}, {how}.routing.json").rows
+    assert (row.backend, len(row.layers)) == (f"{plain}_{how}", LAYERS[plain])
+    for outcome in ranks:
+        assert outcome.run(f"{plain}, {how}")["calls"][computed] > 0
+
+
+@pytest.mark.parametrize("how", ["dcp", "pcp"])
+def test_ranks_that_forget_each_other_give_other_tokens(
+    how: str, single: Outcome, ranks: list[Outcome]
+) -> None:
+    assert ranks[0].tokens(f"mla, {how}", "broken") != single.first_of_reference("mla")
+
+
+def test_speculation_on_ranks_accepts_as_many_drafts(single: Outcome, ranks: list[Outcome]) -> None:
+    assert ranks[0].drafts("sfa, dcp") == single.drafts("sfa, mtp 1")
+
+
+def merges(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    """What vLLM's own functions made of the ranks' parts."""
+    found: dict[str, dict[str, Any]] = outcome.result["engines"]["mla, dcp"]["merges"]
+    return found
+
+
+@pytest.mark.parametrize("name", ["cp_lse_ag_out_rs", "cp_lse_ag_out_ar"])
+def test_the_patch_dcp_merge_is_still_needed(name: str, ranks: list[Outcome]) -> None:
+    assert "constexprs" in merges(ranks[0])[name].get("error", "none: drop it from the patch")
+
+
+def test_vllm_merges_by_all_to_all_without_a_patch(ranks: list[Outcome]) -> None:
+    """Against float64; a token without keys, and one with none on the second rank, included."""
+    out, lse = (torch.stack(part).double() for part in zip(*map(part_of_rank, (0, 1)), strict=True))
+    total = lse.logsumexp(0)
+    weights = (lse - total.masked_fill(total.isneginf(), 0.0)).exp()
+    whole = (weights[..., None] * out).sum(0)
+    for rank, outcome in enumerate(ranks):
+        found = torch.tensor(merges(outcome)["dcp_a2a_lse_reduce"]["value"], dtype=torch.float64)
+        torch.testing.assert_close(found, whole[:, 2 * rank : 2 * rank + 2], rtol=1e-5, atol=1e-5)
