@@ -32,7 +32,6 @@ def configuration(
 ) -> Any:
     """The parts of vLLM's configuration that the rules read."""
     hf_config = SimpleNamespace(**draft_config(architecture, [0, 1]) | (draft or {}))
-    target = SimpleNamespace(vocab_size=VOCABULARY, num_hidden_layers=LAYERS_OF_THE_TARGET)
     fields = {
         "method": "dflash",
         "model": "the draft",
@@ -43,7 +42,11 @@ def configuration(
         **(speculative or {}),
     }
     return SimpleNamespace(
-        model_config=SimpleNamespace(hf_text_config=target, max_model_len=max_model_len),
+        model_config=SimpleNamespace(
+            get_vocab_size=lambda: VOCABULARY,
+            get_total_num_hidden_layers=lambda: LAYERS_OF_THE_TARGET,
+            max_model_len=max_model_len,
+        ),
         speculative_config=SimpleNamespace(**fields),
         scheduler_config=SimpleNamespace(
             max_num_seqs=8, max_num_batched_tokens=max_num_batched_tokens

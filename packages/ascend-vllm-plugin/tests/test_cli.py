@@ -6,6 +6,7 @@ import pytest
 
 from ascend_vllm_plugin import compat
 from ascend_vllm_plugin.cli import main
+from ascend_vllm_plugin.explain import plain_message, prepare_environment
 from ascend_vllm_plugin.serve import with_local_host
 
 COMMANDS = ("explain", "doctor", "serve", "routing")
@@ -61,6 +62,37 @@ def test_an_unknown_profile_is_named(command, monkeypatch, capsys):
     monkeypatch.setattr(compat.metadata, "version", lambda name: "0.30.0")
     assert main([command, "model", "--profile", "A9"]) == 2
     assert "unknown SoC 'A9'" in capsys.readouterr().err
+
+
+def test_explaining_writes_no_routing_file_and_keeps_what_the_user_set(monkeypatch):
+    monkeypatch.setitem(os.environ, "ASCEND_VLLM_ROUTING_FILE", "routing.json")
+    monkeypatch.setitem(os.environ, "VLLM_LOGGING_LEVEL", "DEBUG")
+    prepare_environment()
+    assert "ASCEND_VLLM_ROUTING_FILE" not in os.environ
+    assert os.environ["ASCEND_VLLM_EXPLAIN"] == "1"
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+class _Validation(ValueError):
+    """As pydantic's: a frame around what was wrong."""
+
+    def errors(self):
+        return [
+            {"msg": "Value error, x", "ctx": {"error": ValueError("the draft does not fit")}},
+            {"msg": "Input should be greater than 0"},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("plain"), "plain"),
+        (_Validation("noise"), "the draft does not fit\nInput should be greater than 0"),
+    ],
+)
+def test_of_a_validation_error_only_the_cause_is_said(error, message):
+    assert plain_message(error) == message
 
 
 @pytest.mark.usefixtures("no_vllm")

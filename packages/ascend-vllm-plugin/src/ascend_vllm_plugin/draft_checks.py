@@ -36,8 +36,9 @@ class DraftAndEngine:
     Attributes:
         k: `num_speculative_tokens`.
         method: vLLM's name of the way of drafting.
-        draft: the draft's `hf_config`.
-        target: the target's text configuration.
+        draft: the draft's configuration.
+        target_vocabulary: token ids of the target.
+        target_layers: layers of the target.
         tensors: names in the draft's checkpoint; None where it is not a local folder.
         config: everything else.
     """
@@ -45,7 +46,8 @@ class DraftAndEngine:
     k: int
     method: str
     draft: Any
-    target: Any
+    target_vocabulary: int
+    target_layers: int
     tensors: frozenset[str] | None
     config: VllmConfig
 
@@ -87,11 +89,13 @@ def subject_of(vllm_config: VllmConfig) -> DraftAndEngine | None:
     draft = draft_model_of(speculative)
     if speculative is None or draft is None or speculative.method not in SHARED_VOCABULARY:
         return None
+    target, own = vllm_config.model_config, draft.hf_config
     return DraftAndEngine(
         k=int(speculative.num_speculative_tokens),
         method=str(speculative.method),
-        draft=draft.hf_config,
-        target=vllm_config.model_config.hf_text_config,
+        draft=own if hasattr(own, "vocab_size") else draft.hf_text_config,
+        target_vocabulary=target.get_vocab_size(),
+        target_layers=target.get_total_num_hidden_layers(),
         tensors=tensor_names(Path(draft.model)),
         config=vllm_config,
     )
@@ -115,7 +119,7 @@ def tensor_names(folder: Path) -> frozenset[str] | None:
 
 
 def _vocabulary(subject: DraftAndEngine) -> Refusal | None:
-    found, wanted = subject.draft.vocab_size, subject.target.vocab_size
+    found, wanted = subject.draft.vocab_size, subject.target_vocabulary
     if found == wanted:
         return None
     return _refusal("vocab_size", found, f"{wanted}, as the target has", _IDS)
@@ -123,7 +127,7 @@ def _vocabulary(subject: DraftAndEngine) -> Refusal | None:
 
 def _output_vocabulary(subject: DraftAndEngine) -> Refusal | None:
     """A smaller output vocabulary needs the map to the target's."""
-    found, wanted = getattr(subject.draft, "draft_vocab_size", None), subject.target.vocab_size
+    found, wanted = getattr(subject.draft, "draft_vocab_size", None), subject.target_vocabulary
     if found is None or found == wanted:
         return None
     if subject.is_dflash2:
@@ -149,7 +153,7 @@ def _target_layers(subject: DraftAndEngine) -> Refusal | None:
     if not subject.is_block_draft:
         return None
     found = subject.option("target_layer_ids") or []
-    last = subject.target.num_hidden_layers - 1
+    last = subject.target_layers - 1
     if all(isinstance(layer, int) and 0 <= layer <= last for layer in found):
         return None
     return _refusal(

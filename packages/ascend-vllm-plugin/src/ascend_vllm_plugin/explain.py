@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ascend_vllm_plugin.compat import require_platform, single_process_defaults
-from ascend_vllm_plugin.environment import EXPLAIN
+from ascend_vllm_plugin.environment import EXPLAIN, ROUTING_FILE
 from ascend_vllm_plugin.registration import SIMULATED_PLATFORM
 from ascend_vllm_plugin.routing import RoutingTable, parse_routing
 
@@ -53,8 +53,12 @@ def register_loader() -> None:
 
 
 def prepare_environment() -> None:
-    """Set what the processes of vLLM read when they start; before vLLM is imported."""
+    """Set what the processes of vLLM read when they start; before vLLM is imported.
+
+    Nothing is served, so no engine's routing file is written.
+    """
     os.environ[EXPLAIN] = "1"
+    os.environ.pop(ROUTING_FILE, None)
     for name, value in single_process_defaults().items():
         os.environ.setdefault(name, value)
 
