@@ -74,7 +74,7 @@ def test_explaining_writes_no_routing_file_and_keeps_what_the_user_set(monkeypat
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
-class _Validation(ValueError):
+class _ValidationError(ValueError):
     """As pydantic's: a frame around what was wrong."""
 
     def errors(self):
@@ -88,7 +88,7 @@ class _Validation(ValueError):
     ("error", "message"),
     [
         (ValueError("plain"), "plain"),
-        (_Validation("noise"), "the draft does not fit\nInput should be greater than 0"),
+        (_ValidationError("noise"), "the draft does not fit\nInput should be greater than 0"),
     ],
 )
 def test_of_a_validation_error_only_the_cause_is_said(error, message):
