@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from engines import REPOSITORY
 from specdecode_runs import argmax_after, eager_model, generate
 
@@ -30,6 +31,7 @@ from ascend_specdecode.hf import (
     CachedTarget,
     CausalDraftModel,
     LoadedModel,
+    MtpLayer,
     MtpModel,
     load_model,
     load_mtp_layer,
@@ -131,10 +133,14 @@ def test_drafts_change_nothing(
 def test_control_a_draft_layer_that_is_not_trained_guesses_little(
     loaded: LoadedModel, texts: list[list[int]], plain: list[list[int]]
 ) -> None:
-    from ascend_specdecode.hf import MtpLayer
-
+    torch.manual_seed(0)
+    untrained = MtpLayer(loaded.model.config)
+    with torch.no_grad():  # experts are made without values
+        for parameter in untrained.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(std=0.03)
     target = CachedTarget(loaded.model, hidden_states=True)
-    drafter = mtp(loaded, MtpLayer(loaded.model.config))
+    drafter = mtp(loaded, untrained)
     tokens, counted = generate(target, drafter, texts, NUM_TOKENS, num_speculative_tokens=1)
     assert tokens == plain
     assert counted.acceptance_per_position()[0] < 0.2
