@@ -52,8 +52,9 @@ def rotated() -> Any:
     torch.manual_seed(0)
     rope = RotaryEmbedding(64, 64, 16, 10000.0, False, torch.float32)
     query, key = torch.randn(3, 2, 96)[..., 32:], torch.randn(3, 1, 64)
-    found = rope(torch.tensor([0, 5, 9]), query.clone(), key.clone())
-    return {"given": [query.tolist(), key.tolist()], "found": [part.tolist() for part in found]}
+    given = [query.tolist(), key.tolist()]  # before it is rotated in place
+    found = rope.forward_cpu(torch.tensor([0, 5, 9]), query, key)
+    return {"given": given, "found": [part.tolist() for part in found]}
 
 
 def chosen(glm: Path) -> Any:
