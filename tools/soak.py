@@ -30,7 +30,7 @@ from ascend_soak.load import Load, Tally, run_load
 MODEL: Final = Path(__file__).parent.parent / "assets" / "tiny_glm"
 NAME: Final = "tiny-glm"
 DRAIN_SECONDS: Final = 60.0
-BLOCKS: Final = 1024  # of the KV cache: few, so that all were touched before memory is compared
+BLOCKS: Final = 128  # of 128 tokens: few, so that all were touched before memory is compared
 EPILOG: Final = """\
 examples:
   nox -s soak                              five minutes, 64 clients
