@@ -1,8 +1,8 @@
 """Load vLLM's server with the plugin for a while, and see that nothing breaks, grows or stays.
 
 64 clients stream completions of the tiny GLM (sparse latent attention) in simulate mode; some leave
-in the middle. Then the server is killed with SIGKILL, must leave nothing behind, and is started
-once more.
+in the middle. Memory must be flat in loads of four minutes and more. Then the server is killed with
+SIGKILL, must leave nothing behind, and is started once more.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ MODEL: Final = Path(__file__).parent.parent / "assets" / "tiny_glm"
 NAME: Final = "tiny-glm"
 DRAIN_SECONDS: Final = 60.0
 BLOCKS: Final = 128  # of 128 tokens: few, so that all were touched before memory is compared
+JUDGED_SECONDS: Final = 240.0
+"""Shorter loads report memory and do not judge it: allocators and caches still fill."""
 EPILOG: Final = """\
 examples:
   nox -s soak                              five minutes, 64 clients
@@ -94,8 +96,10 @@ def soak(server: RunningServer, load: Load, found: Findings, tell: Callable[...,
     if sides is not None:
         early, late = sides
         found.numbers["memory_mib"] = [early >> 20, late >> 20]
+        found.numbers["memory_judged"] = load.seconds >= JUDGED_SECONDS
         found.require(
-            watch.is_flat(early, late), f"memory grew from {early >> 20} to {late >> 20} MiB"
+            load.seconds < JUDGED_SECONDS or watch.is_flat(early, late),
+            f"memory grew from {early >> 20} to {late >> 20} MiB",
         )
 
 
