@@ -46,37 +46,37 @@ STOCK_MERGES: dict[str, Any] = {}
 
 
 def keep_stock_merges() -> None:
-    """Remember the functions that a patch replaces, and the one that it leaves alone."""
+    """Remember the functions that a patch replaces."""
     from vllm.v1.attention.ops import dcp
 
     from ascend_vllm_plugin.patches.dcp_merge import REPLACEMENTS
 
-    for name in (*REPLACEMENTS, "dcp_a2a_lse_reduce"):
-        STOCK_MERGES[name] = getattr(dcp, name)
-
-
-def part_of_rank(rank: int) -> tuple[Any, Any]:
-    """Out [4, 4, 16] and lse [4, 4]; token 0 has no keys at all, token 1 none on rank 1."""
-    import torch
-
-    generator = torch.Generator().manual_seed(rank)
-    out, lse = (torch.randn(*shape, generator=generator) for shape in ((4, 4, 16), (4, 4)))
-    empty = torch.tensor([True, rank == 1, False, False])
-    return out.masked_fill(empty[:, None, None], 0.0), lse.masked_fill(
-        empty[:, None], float("-inf")
-    )
+    STOCK_MERGES.update({name: getattr(dcp, name) for name in REPLACEMENTS})
 
 
 def stock_merges() -> dict[str, Any]:
-    """What each of them makes of the ranks' parts, or its error."""
+    """What each of them makes of two tokens and four heads, or its error; and the kernel's type."""
+    import torch
     from vllm.distributed import get_dcp_group
+    from vllm.v1.attention.ops import dcp
 
-    group = get_dcp_group()
-    part = part_of_rank(group.rank_in_group)
-    return {
-        name: probe(lambda merge=merge: merge(*(p.clone() for p in part), group).tolist())
+    part = torch.ones(2, 4, 16), torch.zeros(2, 4)
+    said = {
+        name: probe(lambda merge=merge: merge(*part, get_dcp_group()).tolist())
         for name, merge in STOCK_MERGES.items()
     }
+    return {"functions": said, "a2a kernel": type(dcp._dcp_a2a_unpack_combine_kernel).__name__}
+
+
+def wait_without_spinning() -> None:
+    """Let ranks exchange tensors through gloo only.
+
+    In shared memory, vLLM's choice on one machine, a rank spins until the other one has come, and
+    takes the core from it where there is only one.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
 def run_engine(job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -118,6 +118,8 @@ def main(job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     watch_backends()
     keep_stock_merges()
+    if "RANK" in os.environ:
+        wait_without_spinning()
     engine_runner.FAULTS.update(latent_faults.FAULTS)
     for folder, (maker, *arguments) in job["models"].items():
         getattr(latent_models, maker)(Path(folder), *arguments)

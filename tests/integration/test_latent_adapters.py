@@ -204,7 +204,7 @@ def test_layer_writes_and_reads_vllms_cache(joined: bool, current_config: VllmCo
 
 def test_rows_of_padding_are_neutral() -> None:
     part = PartialAttention(torch.ones(2, 3, 4), torch.ones(2, 3))
-    out, lse = MLAImpl.padded(None, part, 5)
+    out, lse = MLAImpl.padded(part, 5)
     assert (out.shape, lse.shape) == ((5, 3, 4), (5, 3))
     assert out[2:].count_nonzero() == 0
     assert lse[2:].isneginf().all()

@@ -247,7 +247,8 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
         rows = kv_cache[:, None]
         return rows[..., : self.latent_size], rows[..., self.latent_size :]
 
-    def padded(self, part: PartialAttention, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    @staticmethod
+    def padded(part: PartialAttention, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Latents [rows, N, 512] and lse [rows, N]; rows of padding are 0 and -inf."""
         missing = rows - part.lse.shape[0]
         out = torch.nn.functional.pad(part.out, (0, 0, 0, 0, 0, missing))

@@ -64,7 +64,7 @@ PATCHES = (
     ),
     Patch(
         name="dcp_merge",
-        reason="merging under decode context parallelism needs Triton kernels that are compiled",
+        reason="ranks that share keys merge with Triton kernels, which must be compiled",
         versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(

@@ -1,9 +1,11 @@
 """Merging the partial attention of ranks that share keys, in PyTorch.
 
-vLLM's two functions that gather lse and outputs merge with a Triton kernel whose launcher asks a
-compiled kernel for its constants; kernels of Triton's interpreter (see `triton_interpreter`) have
-none, and the first step stops. The functions here have vLLM's signatures and merge with
-ascend-attn-backends. The third way, `--dcp-comm-backend a2a`, works as it is.
+vLLM's two functions that gather lse and outputs (`ag_rs`) merge with a Triton kernel whose launcher
+asks a compiled kernel for its constants; kernels of Triton's interpreter (see `triton_interpreter`)
+have none, and the first step stops. The third one (`a2a`, what vLLM takes for sparse models) has
+kernels with one program per token and head: right, but interpreted they make a prompt of 200 tokens
+wait for half a minute. The functions here have vLLM's signatures and merge with
+ascend-attn-backends.
 """
 
 from __future__ import annotations
@@ -99,6 +101,7 @@ def _result(
 
 REPLACEMENTS = {
     "cp_lse_ag_out_rs": merge_to_own_heads,
+    "dcp_a2a_lse_reduce": merge_to_own_heads,
     "cp_lse_ag_out_ar": merge_to_all_heads,
 }
 """Function of vLLM's module -> ours."""
