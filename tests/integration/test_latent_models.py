@@ -20,7 +20,7 @@ from ascend_vllm_plugin import read_routing
 pytestmark = pytest.mark.engine
 
 NUM_TOKENS = 48
-NUM_CONTROL_TOKENS = 16
+NUM_CONTROL_TOKENS = 8
 TOKEN_BUDGET = 32
 BLOCK_SIZE = 32
 MIN_MARGIN = 5e-4
@@ -61,7 +61,8 @@ def engine(
         "enforce_eager": True,
         "skip_tokenizer_init": True,
         "max_model_len": 512,
-        "max_num_seqs": 8,
+        "max_num_seqs": 4,
+        "num_gpu_blocks_override": 64,  # what the prompts need, instead of a GiB for each engine
         "disable_log_stats": False,
     }
     prompts = random_prompts()
