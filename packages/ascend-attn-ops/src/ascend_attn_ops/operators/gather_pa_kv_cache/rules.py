@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...contract import Contract, Finding, RuleContext
+from .._shared.cache_rules import nz_pieces, unequal_rows
 from .._shared.findings import (
     first_element,
     strided,
@@ -59,9 +60,7 @@ def _same_dtype(a: Args, ctx: RuleContext) -> str | None:
 
 @rule("same_rows")
 def _same_rows(a: Args, ctx: RuleContext) -> str | None:
-    if a.key.shape[:2] == a.value.shape[:2]:
-        return None
-    return f"key {list(a.key.shape)}, value {list(a.value.shape)}"
+    return unequal_rows(a.key, a.value)
 
 
 @rule("cache_shape")
@@ -70,10 +69,10 @@ def _cache_shape(a: Args, ctx: RuleContext) -> Finding | None:
         return None
     for name, rows in (("key_cache", a.key), ("value_cache", a.value)):
         cache: torch.Tensor = getattr(a, name)
-        inner = ctx.limits["nz_bytes"] // rows.element_size()
-        pieces = -(-rows.shape[1] * rows.shape[2] // inner)
+        heads, size = rows.shape[1:]
+        pieces, inner = nz_pieces(heads, size, rows.element_size(), ctx.limits["nz_bytes"])
         if (cache.shape[1], cache.shape[3]) != (pieces, inner):
-            plain = f"[num_blocks, block_size, {rows.shape[1]}, {rows.shape[2]}]"
+            plain = f"[num_blocks, block_size, {heads}, {size}]"
             nz = f"NZ [num_blocks, {pieces}, block_size, {inner}]"
             return Finding(str(list(cache.shape)), f"{plain} or {nz}", name)
     return None

@@ -6,6 +6,7 @@ import torch
 
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
+from .._shared.cache_rules import Rows, neither_form, nz_only, plain_only
 from .._shared.findings import (
     first_element,
     strided,
@@ -86,16 +87,9 @@ def _out_shape(a: Args, ctx: RuleContext) -> Finding | None:
 
 @rule("cache_shape")
 def _cache_shape(a: Args, ctx: RuleContext) -> Finding | None:
-    blocks, plain_size, nz_size = a.key_cache.shape[:3]
-    inner = ctx.limits["nz_bytes"] // a.query.element_size()
-    for name, rows in (("key_cache", a.query), ("value_cache", a.out)):
-        plain = (blocks, plain_size, a.num_kv_heads, rows.shape[2])
-        nz = (blocks, -(-a.num_kv_heads * rows.shape[2] // inner), nz_size, inner)
-        shape = tuple(getattr(a, name).shape)
-        if shape != (plain if a.is_nd else nz):
-            both = f"{list(plain)} or NZ {list(nz)}, both caches in one form"
-            return Finding(str(list(shape)), both, name)
-    return None
+    sizes = (("key_cache", a.query.shape[2]), ("value_cache", a.out.shape[2]))
+    rows = [Rows(name, a.num_kv_heads, size) for name, size in sizes]
+    return neither_form(a, rows, a.query.element_size(), ctx.limits["nz_bytes"])
 
 
 @rule("one_row_per_request")
@@ -109,12 +103,12 @@ def _one_row_per_request(a: Args, ctx: RuleContext) -> Finding | None:
 
 @rule("nz_caches")
 def _nz_caches(a: Args, ctx: RuleContext) -> str | None:
-    return f"plain caches {list(a.key_cache.shape)}" if a.is_nd else None
+    return nz_only(a)
 
 
 @rule("plain_caches")
 def _plain_caches(a: Args, ctx: RuleContext) -> str | None:
-    return None if a.is_nd else f"{list(a.key_cache.shape)}"
+    return plain_only(a)
 
 
 @rule("block_size")

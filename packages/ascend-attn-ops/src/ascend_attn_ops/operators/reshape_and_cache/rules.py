@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import torch
-
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
-from .._shared.findings import (
-    first_element,
-    strided,
-    unequal_dtypes,
-    wrong_dtype,
-    wrong_rank,
-    wrong_shape,
+from .._shared.cache_rules import (
+    Rows,
+    neither_form,
+    nz_only,
+    plain_only,
+    slot_beyond,
+    slot_written_twice,
+    unequal_rows,
 )
+from .._shared.findings import strided, unequal_dtypes, wrong_dtype, wrong_rank, wrong_shape
 from .arguments import ReshapeAndCacheArguments as Args
 
 CONTRACT: Contract[Args] = Contract.load(__package__)
@@ -59,9 +59,7 @@ def _same_dtype(a: Args, ctx: RuleContext) -> str | None:
 
 @rule("same_tokens")
 def _same_tokens(a: Args, ctx: RuleContext) -> str | None:
-    if a.key.shape[:2] == a.value.shape[:2]:
-        return None
-    return f"key {list(a.key.shape)}, value {list(a.value.shape)}"
+    return unequal_rows(a.key, a.value)
 
 
 @rule("slot_count")
@@ -71,30 +69,18 @@ def _slot_count(a: Args, ctx: RuleContext) -> Finding | None:
 
 @rule("cache_shape")
 def _cache_shape(a: Args, ctx: RuleContext) -> Finding | None:
-    blocks, plain_size, nz_size = a.key_cache.shape[:3]
-    for name, rows in (("key_cache", a.key), ("value_cache", a.value)):
-        plain = (blocks, plain_size, *rows.shape[1:])
-        nz = (blocks, *_nz_shape(rows, nz_size, ctx.limits["nz_bytes"]))
-        shape = tuple(getattr(a, name).shape)
-        if shape != (plain if a.is_nd else nz):
-            both = f"{list(plain)} or NZ {list(nz)}, both caches in one form"
-            return Finding(str(list(shape)), both, name)
-    return None
-
-
-def _nz_shape(rows: torch.Tensor, block_size: int, nz_bytes: int) -> tuple[int, int, int]:
-    inner = nz_bytes // rows.element_size()
-    return -(-rows.shape[1] * rows.shape[2] // inner), block_size, inner
+    rows = (Rows("key_cache", *a.key.shape[1:]), Rows("value_cache", *a.value.shape[1:]))
+    return neither_form(a, rows, a.key.element_size(), ctx.limits["nz_bytes"])
 
 
 @rule("nz_caches")
 def _nz_caches(a: Args, ctx: RuleContext) -> str | None:
-    return f"plain caches {list(a.key_cache.shape)}" if a.is_nd else None
+    return nz_only(a)
 
 
 @rule("plain_caches")
 def _plain_caches(a: Args, ctx: RuleContext) -> str | None:
-    return None if a.is_nd else f"{list(a.key_cache.shape)}"
+    return plain_only(a)
 
 
 @rule("contiguous")
@@ -104,13 +90,10 @@ def _contiguous(a: Args, ctx: RuleContext) -> str | None:
 
 @rule("slot_range")
 def _slot_range(a: Args, ctx: RuleContext) -> str | None:
-    slots = a.key_cache.shape[0] * a.as_scatter().block_size
-    found = first_element("slot_indices", a.slot_indices, a.slot_indices >= slots)
-    return found and f"{found} of {slots} slots"
+    end = a.key_cache.shape[0] * a.as_scatter().block_size
+    return slot_beyond("slot_indices", a.slot_indices, end)
 
 
 @rule("slot_unique")
 def _slot_unique(a: Args, ctx: RuleContext) -> str | None:
-    values, counts = a.slot_indices[a.slot_indices >= 0].unique(return_counts=True)
-    twice = values[counts > 1]
-    return f"slot {int(twice[0])} {int(counts[counts > 1][0])} times" if twice.numel() else None
+    return slot_written_twice(a.slot_indices)

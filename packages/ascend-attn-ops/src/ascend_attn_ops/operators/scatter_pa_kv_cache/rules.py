@@ -6,6 +6,7 @@ import torch
 
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
+from .._shared.cache_rules import nz_pieces, slot_beyond, slot_written_twice, unequal_rows
 from .._shared.findings import strided, unequal_dtypes, wrong_dtype, wrong_rank
 from .arguments import ScatterPaKvCacheArguments as Args
 
@@ -62,9 +63,7 @@ def _same_dtype(a: Args, ctx: RuleContext) -> str | None:
 
 @rule("same_tokens")
 def _same_tokens(a: Args, ctx: RuleContext) -> str | None:
-    if a.value.shape[:-1] == a.key.shape[:-1]:
-        return None
-    return f"key {list(a.key.shape)}, value {list(a.value.shape)}"
+    return unequal_rows(a.key, a.value)
 
 
 @rule("slot_count")
@@ -98,8 +97,8 @@ def _expected_shape(a: Args, tokens: torch.Tensor, nz_bytes: int) -> tuple[int, 
         heads = 1
     if not a.is_nz:
         return (blocks, a.key_cache.shape[1], heads, size)
-    inner = nz_bytes // tokens.element_size()
-    return (blocks, -(-heads * size // inner), a.key_cache.shape[2], inner)
+    pieces, inner = nz_pieces(heads, size, tokens.element_size(), nz_bytes)
+    return (blocks, pieces, a.key_cache.shape[2], inner)
 
 
 @rule("compress_lengths")
@@ -128,16 +127,9 @@ def _contiguous(a: Args, ctx: RuleContext) -> str | None:
 @rule("slot_range")
 def _slot_range(a: Args, ctx: RuleContext) -> str | None:
     end = a.key_cache.shape[0] * a.block_size
-    beyond = (a.slot_mapping >= end).nonzero()
-    if not beyond.numel():
-        return None
-    first = beyond[0].tolist()
-    return f"slot_mapping{first} = {int(a.slot_mapping[tuple(first)])} of {end} slots"
+    return slot_beyond("slot_mapping", a.slot_mapping, end)
 
 
 @rule("slot_unique")
 def _slot_unique(a: Args, ctx: RuleContext) -> str | None:
-    slots = a.slot_mapping[a.slot_mapping >= 0]
-    values, counts = slots.unique(return_counts=True)
-    twice = values[counts > 1]
-    return f"slot {int(twice[0])} {int(counts[counts > 1][0])} times" if twice.numel() else None
+    return slot_written_twice(a.slot_mapping)
