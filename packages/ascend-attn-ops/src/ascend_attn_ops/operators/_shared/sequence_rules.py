@@ -247,11 +247,3 @@ def empty_tensors(tensors: Iterable[tuple[str, torch.Tensor | None]]) -> str | N
     """Tensors without elements."""
     found = [f"{n} {shape_of(t)}" for n, t in tensors if t is not None and t.numel() == 0]
     return ", ".join(found) or None
-
-
-def unequal_dtypes(tensors: Iterable[tuple[str, torch.Tensor | None]]) -> str | None:
-    """All dtypes when they are not one."""
-    named = [(name, tensor.dtype) for name, tensor in tensors if tensor is not None]
-    if len({dtype for _, dtype in named}) <= 1:
-        return None
-    return ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in named)

@@ -6,6 +6,7 @@ import torch
 
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
+from .._shared.findings import wrong_dtype
 from .._shared.flash_attn import AXES, bad_lengths, size_of
 from .arguments import FlashAttnArguments as Args
 
@@ -39,15 +40,13 @@ def _ranks(a: Args, ctx: RuleContext) -> Finding | None:
 
 
 @rule("dtype")
-def _dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.q.dtype)
-    return None if name in ctx.limits["host_dtypes"] else name
+def _dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("q",), ctx.limits["host_dtypes"])
 
 
 @rule("half")
-def _half(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.q.dtype)
-    return None if name in ctx.limits["half_dtypes"] else name
+def _half(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("q",), ctx.limits["half_dtypes"])
 
 
 @rule("mask_mode")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from ...arguments import dtype_name
-from ...contract import Contract, RuleContext
+from ...contract import Contract, Finding, RuleContext
+from .._shared.findings import unequal_dtypes, wrong_dtype
 from .._shared.selection_rules import add_selection_rules
 from .._shared.sequence_rules import (
     add_sequence_rules,
     empty_tensors,
     shape_of,
     strided,
-    unequal_dtypes,
 )
 from .arguments import KvQuantSparseFlashAttentionArguments as Args
 
@@ -27,15 +27,13 @@ def _hifloat8(a: Args) -> bool:
 
 
 @rule("dtype")
-def _dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.query.dtype)
-    return None if name in ctx.limits["half_dtypes"] else name
+def _dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("query",), ctx.limits["half_dtypes"])
 
 
 @rule("kv_dtype")
-def _kv_dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.key.dtype)
-    return None if name in ctx.limits["kv_dtypes"] else name
+def _kv_dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("key",), ctx.limits["kv_dtypes"])
 
 
 @rule("kv_dtype_a2_a3")
@@ -107,7 +105,7 @@ def _hifloat8_count(a: Args, ctx: RuleContext) -> str | None:
 def _same_dtype(a: Args, ctx: RuleContext) -> str | None:
     if a.key_dtype != a.value_dtype:
         return f"key_dtype {a.key_dtype}, value_dtype {a.value_dtype}"
-    return unequal_dtypes((("key", a.key), ("value", a.value)))
+    return unequal_dtypes(a, ("key", "value"))
 
 
 @rule("value_shape")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ...arguments import dtype_name
-from ...contract import Contract, RuleContext
+from ...contract import Contract, Finding, RuleContext
+from .._shared.findings import wrong_dtype
 from .._shared.indexer_rules import add_indexer_rules
 from .._shared.sequence_rules import add_sequence_rules, strided
 from .arguments import LightningIndexerArguments as Args
@@ -17,15 +18,13 @@ add_indexer_rules(CONTRACT)
 
 
 @rule("dtype")
-def _dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.query.dtype)
-    return None if name in ctx.limits["host_dtypes"] else name
+def _dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("query",), ctx.limits["host_dtypes"])
 
 
 @rule("half")
-def _half(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.query.dtype)
-    return None if name in ctx.limits["half_dtypes"] else name
+def _half(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("query",), ctx.limits["half_dtypes"])
 
 
 @rule("sparse_count")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
+from .._shared.findings import wrong_dtype
 from .._shared.indexer_rules import add_indexer_rules
 from .._shared.sequence_rules import add_sequence_rules, shape_of, strided
 from .arguments import QuantLightningIndexerArguments as Args
@@ -15,9 +16,8 @@ add_indexer_rules(CONTRACT)
 
 
 @rule("dtype")
-def _dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.query.dtype)
-    return None if name in ctx.limits["dtypes"] else name
+def _dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("query",), ctx.limits["dtypes"])
 
 
 @rule("scale_dtypes")

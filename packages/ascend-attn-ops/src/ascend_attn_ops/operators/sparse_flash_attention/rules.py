@@ -6,13 +6,13 @@ import torch
 
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
+from .._shared.findings import unequal_dtypes, wrong_dtype
 from .._shared.selection_rules import add_selection_rules
 from .._shared.sequence_rules import (
     add_sequence_rules,
     empty_tensors,
     shape_of,
     strided,
-    unequal_dtypes,
 )
 from .arguments import SparseFlashAttentionArguments as Args
 
@@ -23,15 +23,13 @@ add_selection_rules(CONTRACT)
 
 
 @rule("dtype")
-def _dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.query.dtype)
-    return None if name in ctx.limits["host_dtypes"] else name
+def _dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("query",), ctx.limits["host_dtypes"])
 
 
 @rule("half")
-def _half(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.query.dtype)
-    return None if name in ctx.limits["half_dtypes"] else name
+def _half(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("query",), ctx.limits["half_dtypes"])
 
 
 @rule("not_empty")
@@ -89,8 +87,7 @@ def _sinks_product(a: Args, ctx: RuleContext) -> str | None:
 
 @rule("same_dtype")
 def _same_dtype(a: Args, ctx: RuleContext) -> str | None:
-    names = ("query", "key", "value", "query_rope", "key_rope")
-    return unequal_dtypes((name, getattr(a, name)) for name in names)
+    return unequal_dtypes(a, ("query", "key", "value", "query_rope", "key_rope"))
 
 
 @rule("key_size")

@@ -8,7 +8,7 @@ import torch
 
 from ...arguments import dtype_name
 from ...contract import Contract, Finding, RuleContext
-from .._shared.findings import given
+from .._shared.findings import given, wrong_dtype
 from .._shared.sequence_rules import strided
 from .._shared.shared_kv_rules import add_shared_kv_rules, wrong_counts, wrong_prefix_sums_given
 from .arguments import PAGED
@@ -41,15 +41,13 @@ def _softmax_scale(a: Args, ctx: RuleContext) -> str | None:
 
 
 @rule("dtype")
-def _dtype(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.q.dtype)
-    return None if name in ctx.limits["host_dtypes"] else name
+def _dtype(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("q",), ctx.limits["host_dtypes"])
 
 
 @rule("half")
-def _half(a: Args, ctx: RuleContext) -> str | None:
-    name = dtype_name(a.q.dtype)
-    return None if name in ctx.limits["half_dtypes"] else name
+def _half(a: Args, ctx: RuleContext) -> Finding | None:
+    return wrong_dtype(a, ("q",), ctx.limits["half_dtypes"])
 
 
 @rule("ori_kv_given")
