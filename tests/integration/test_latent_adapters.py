@@ -24,6 +24,7 @@ from ascend_vllm_plugin import LayerRefusedError, selection
 from ascend_vllm_plugin.adapters.indexer import KeyChooser
 from ascend_vllm_plugin.adapters.mla import MLABackend, MLADcpImpl, MLAImpl, MLAMetadataBuilder
 from ascend_vllm_plugin.adapters.sfa import SFABackend
+from ascend_vllm_plugin.adapters.shared_keys import padded
 from ascend_vllm_plugin.latent_settings import latent_settings_kept
 from ascend_vllm_plugin.patches import dcp_merge
 from ascend_vllm_plugin.simulated_platform import SimulatedAscendPlatform
@@ -204,7 +205,7 @@ def test_layer_writes_and_reads_vllms_cache(joined: bool, current_config: VllmCo
 
 def test_rows_of_padding_are_neutral() -> None:
     part = PartialAttention(torch.ones(2, 3, 4), torch.ones(2, 3))
-    out, lse = MLAImpl.padded(part, 5)
+    out, lse = padded(part, 5)
     assert (out.shape, lse.shape) == ((5, 3, 4), (5, 3))
     assert out[2:].count_nonzero() == 0
     assert lse[2:].isneginf().all()

@@ -16,15 +16,13 @@ from vllm.v1.attention.ops.pcp import maybe_gather_indexer_k
 from ascend_attn_backends import (
     AscendSFAIndexerBackend,
     AscendSFAIndexerDCPImpl,
-    AscendSFAIndexerDCPMetadata,
     AscendSFAIndexerDCPMetadataBuilder,
-    AttentionBatch,
     TorchDCPGroup,
 )
 from ascend_vllm_plugin.adapters.latent import (
     LatentBackend,
     LatentMetadata,
-    LatentMetadataBuilder,
+    SharedKeysMetadataBuilder,
 )
 from ascend_vllm_plugin.adapters.layer import layer_request
 from ascend_vllm_plugin.environment import simulated_profile
@@ -34,33 +32,26 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionImplBase
 
 
+class IndexerMetadataBuilder(SharedKeysMetadataBuilder):
+    """Metadata over this rank's index rows."""
+
+    step_builder = AscendSFAIndexerDCPMetadataBuilder
+
+
 class IndexerBackend(LatentBackend):
     """What vLLM wants to know about the cache of index rows."""
 
-    @staticmethod
-    def get_impl_cls() -> type[AttentionImplBase[Any]]:
+    builder_class = IndexerMetadataBuilder
+
+    @classmethod
+    def get_impl_cls(cls) -> type[AttentionImplBase[Any]]:
         """There is no attention over index rows."""
         raise NotImplementedError("the index cache has no attention layer of its own")
-
-    @staticmethod
-    def get_builder_cls() -> type[IndexerMetadataBuilder]:
-        """Per-step part."""
-        return IndexerMetadataBuilder
 
     @classmethod
     def supports_pcp(cls) -> bool:
         """The index rows of all ranks are gathered."""
         return True
-
-
-class IndexerMetadataBuilder(LatentMetadataBuilder):
-    """Metadata of the indexer."""
-
-    def build_step(self, batch: AttentionBatch) -> AscendSFAIndexerDCPMetadata:
-        """Our metadata of a step, over this rank's index rows."""
-        block_size = self.kv_cache_spec.block_size
-        builder = AscendSFAIndexerDCPMetadataBuilder(block_size=block_size, shard=self.shard())
-        return builder.build(batch)
 
 
 class KeyChooser:

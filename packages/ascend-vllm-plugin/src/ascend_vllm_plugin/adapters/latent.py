@@ -23,18 +23,26 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl, AttentionBatch, ContextShard
+from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl, AttentionBatch
 from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_attn_ops import PartialAttention
 from ascend_vllm_plugin.adapters.batch import attention_batch, drafts_in_flight
 from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
+from ascend_vllm_plugin.adapters.shared_keys import SharedKeysFacts, padded, shard_of
 from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import AttentionImplBase, AttentionLayer
     from vllm.v1.kv_cache_interface import AttentionSpec
+
+Queries = tuple[torch.Tensor, torch.Tensor]
+"""Absorbed [T, N, 512] and rotated [T, N, 64] queries."""
+
+Caches = tuple[torch.Tensor, torch.Tensor]
+"""Latent rows [num_blocks, 1, block_size, 512] and rotary rows [..., 64]."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -71,8 +79,15 @@ class LatentMetadata:
 
 
 class LatentBackend(AttentionBackend):
-    """What vLLM wants to know about a backend over latent rows."""
+    """What vLLM wants to know about a backend over latent rows.
 
+    Attributes:
+        impl_class: per-layer part.
+        builder_class: per-step part.
+    """
+
+    impl_class: ClassVar[type[AttentionImplBase[Any]]]
+    builder_class: ClassVar[type[LatentMetadataBuilder]]
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -80,6 +95,16 @@ class LatentBackend(AttentionBackend):
     def get_name() -> str:
         """Member of vLLM's `AttentionBackendEnum`."""
         return OUR_BACKEND_NAME
+
+    @classmethod
+    def get_impl_cls(cls) -> type[AttentionImplBase[Any]]:
+        """Per-layer part."""
+        return cls.impl_class
+
+    @classmethod
+    def get_builder_cls(cls) -> type[LatentMetadataBuilder]:
+        """Per-step part."""
+        return cls.builder_class
 
     @staticmethod
     def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
@@ -93,7 +118,13 @@ class LatentBackend(AttentionBackend):
 
 
 class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
-    """Translates a step of vLLM; a subclass builds our metadata of it."""
+    """Translates a step of vLLM for a builder of ascend-attn-backends.
+
+    Attributes:
+        step_builder: that builder's class.
+    """
+
+    step_builder: ClassVar[type[Any]]
 
     def __init__(
         self,
@@ -108,17 +139,7 @@ class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
 
     def build_step(self, batch: AttentionBatch) -> Any:
         """Our metadata of a step."""
-        raise NotImplementedError
-
-    def shard(self) -> ContextShard:
-        """This rank's share of the keys under decode context parallelism."""
-        from vllm.distributed import get_dcp_group
-
-        parallel = self.vllm_config.parallel_config
-        size = parallel.decode_context_parallel_size
-        rank = get_dcp_group().rank_in_group if size > 1 else 0
-        interleave = parallel.cp_kv_cache_interleave_size
-        return ContextShard(rank=rank, size=size, interleave=interleave)
+        return self.step_builder(block_size=self.kv_cache_spec.block_size).build(batch)
 
     def build(
         self,
@@ -152,6 +173,15 @@ class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
             return common.num_reqs, common.num_actual_tokens
         first = int(prefilling.int().argmax())
         return first, int(common.query_start_loc_cpu[first])
+
+
+class SharedKeysMetadataBuilder(LatentMetadataBuilder):
+    """Translates a step for a builder that wants to know this rank's share of the keys."""
+
+    def build_step(self, batch: AttentionBatch) -> Any:
+        """Our metadata of a step, over this rank's rows."""
+        block_size, shard = self.kv_cache_spec.block_size, shard_of(self.vllm_config)
+        return self.step_builder(block_size=block_size, shard=shard).build(batch)
 
 
 class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  # vLLM never reads it
@@ -242,26 +272,60 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
             rope = k_pe.reshape(k_pe.shape[0], self.rope_size)
             self.layer.write_kv(kv_c_normed, rope, latent_cache, rope_cache, slot_mapping.flatten())
 
-    def split_cache(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_mqa(
+        self,
+        q: torch.Tensor | Queries,
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: LatentMetadata,
+        layer: AttentionLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of absorbed queries over the cache.
+
+        Args:
+            q: [T, N, 512] absorbed and [T, N, 64] rotated queries, or both joined.
+            kv_c_and_k_pe_cache: [num_blocks, block_size, 576].
+            attn_metadata: of this step.
+            layer: unused.
+
+        Returns:
+            Latents [T, N, 512], 0 in rows of padding. Where ranks share keys, the part of this
+            rank's keys and its natural-log lse [T, N], 0 and -inf where there are none; else None
+            for the lse.
+        """
+        caches = self.split_cache(kv_c_and_k_pe_cache)
+        return self.attend(self.split_query(q), caches, attn_metadata.step)
+
+    def attend(
+        self, queries: Queries, caches: Caches, step: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `forward_mqa`, with our metadata of the step."""
+        raise NotImplementedError
+
+    def split_cache(self, kv_cache: torch.Tensor) -> Caches:
         """Views [num_blocks, 1, block_size, 512 and 64] of vLLM's [num_blocks, block_size, 576]."""
         rows = kv_cache[:, None]
         return rows[..., : self.latent_size], rows[..., self.latent_size :]
 
-    @staticmethod
-    def padded(part: PartialAttention, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Latents [rows, N, 512] and lse [rows, N]; rows of padding are 0 and -inf."""
-        missing = rows - part.lse.shape[0]
-        out = torch.nn.functional.pad(part.out, (0, 0, 0, 0, 0, missing))
-        return out, torch.nn.functional.pad(part.lse, (0, 0, 0, missing), value=float("-inf"))
-
-    def split_query(
-        self, query: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def split_query(self, query: torch.Tensor | Queries) -> Queries:
         """Absorbed [T, N, 512] and rotated [T, N, 64] queries; vLLM may have joined them."""
         if isinstance(query, tuple):
             return query
         latent, rope = query.split([self.latent_size, self.rope_size], dim=-1)
         return latent, rope
+
+
+class SharedKeysImpl(SharedKeysFacts):
+    """What a latent layer adds whose keys ranks share; mixed into a `LatentImpl`."""
+
+    def attend_partial(self, queries: Queries, caches: Caches, step: Any) -> PartialAttention:
+        """The heads of all ranks over this rank's keys, without rows of padding."""
+        raise NotImplementedError
+
+    def attend(
+        self, queries: Queries, caches: Caches, step: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, with rows of padding: 0 and -inf."""
+        return padded(self.attend_partial(queries, caches, step), queries[0].shape[0])
 
 
 _V2 = "v2 (VLLM_USE_V2_MODEL_RUNNER=1): on a CPU the v1 runner does not spread keys over ranks"

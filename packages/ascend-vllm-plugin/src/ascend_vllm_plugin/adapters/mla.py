@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,42 +17,22 @@ from ascend_attn_backends import (
     per_token_batch,
 )
 from ascend_attn_backends import AttentionBackend as BackendClass
+from ascend_attn_ops import PartialAttention
 from ascend_vllm_plugin.adapters.latent import (
+    Caches,
     LatentBackend,
     LatentImpl,
-    LatentMetadata,
     LatentMetadataBuilder,
+    Queries,
+    SharedKeysImpl,
 )
-
-if TYPE_CHECKING:
-    from vllm.v1.attention.backend import AttentionLayer
-
-
-class MLABackend(LatentBackend):
-    """What vLLM wants to know about the latent backend before it uses it."""
-
-    @staticmethod
-    def get_impl_cls() -> type[MLAImpl]:
-        """Per-layer part."""
-        return MLAImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[LatentMetadataBuilder]:
-        """Per-step part."""
-        return MLAMetadataBuilder
-
-    @classmethod
-    def supports_non_causal(cls) -> bool:
-        """Requests may be causal or not, one by one."""
-        return True
+from ascend_vllm_plugin.adapters.shared_keys import shard_of
 
 
 class MLAMetadataBuilder(LatentMetadataBuilder):
     """Metadata of the latent backend."""
 
-    def build_step(self, batch: AttentionBatch) -> AscendMLAMetadata:
-        """Our metadata of a step."""
-        return AscendMLAMetadataBuilder(block_size=self.kv_cache_spec.block_size).build(batch)
+    step_builder = AscendMLAMetadataBuilder
 
 
 class MLAImpl(LatentImpl):
@@ -62,45 +42,27 @@ class MLAImpl(LatentImpl):
     layer_class = AscendMLAImpl
     layer: AscendMLAImpl
 
-    def forward_mqa(
-        self,
-        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        kv_c_and_k_pe_cache: torch.Tensor,
-        attn_metadata: LatentMetadata,
-        layer: AttentionLayer,
+    def attend(
+        self, queries: Queries, caches: Caches, step: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention of absorbed queries over the cache.
-
-        Args:
-            q: [T, N, 512] absorbed and [T, N, 64] rotated queries, or both joined.
-            kv_c_and_k_pe_cache: [num_blocks, block_size, 576].
-            attn_metadata: of this step.
-            layer: unused.
-
-        Returns:
-            Latents [T, N, 512], 0 in rows of padding, and None for the lse.
-        """
-        nope, rope = self.split_query(q)
-        caches = self.split_cache(kv_c_and_k_pe_cache)
-        output = nope.new_empty(nope.shape)
-        return self.layer.forward_mqa(nope, rope, *caches, attn_metadata.step, output), None
+        """Attention over all keys."""
+        output = queries[0].new_empty(queries[0].shape)
+        return self.layer.forward_mqa(*queries, *caches, step, output), None
 
 
-class MLADcpBackend(MLABackend):
-    """The latent backend where ranks share the keys of every request (decode context parallel)."""
+class MLABackend(LatentBackend):
+    """What vLLM wants to know about the latent backend before it uses it."""
 
-    @staticmethod
-    def get_impl_cls() -> type[MLADcpImpl]:
-        """Per-layer part."""
-        return MLADcpImpl
+    impl_class: ClassVar[type[LatentImpl]] = MLAImpl
+    builder_class: ClassVar[type[LatentMetadataBuilder]] = MLAMetadataBuilder
 
-    @staticmethod
-    def get_builder_cls() -> type[LatentMetadataBuilder]:
-        """Per-step part."""
-        return MLADcpMetadataBuilder
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Requests may be causal or not, one by one."""
+        return True
 
 
-class MLADcpMetadataBuilder(LatentMetadataBuilder):
+class MLADcpMetadataBuilder(MLAMetadataBuilder):
     """Metadata over this rank's keys, with every token as a request of its own.
 
     vLLM gathers the heads before and merges the ranks after our part. Which keys of a shard a
@@ -111,34 +73,34 @@ class MLADcpMetadataBuilder(LatentMetadataBuilder):
 
     def build_step(self, batch: AttentionBatch) -> AscendMLAMetadata:
         """Our metadata of a step on this rank."""
-        builder = AscendMLAMetadataBuilder(block_size=self.kv_cache_spec.block_size)
-        return builder.build(per_token_batch(batch, self.shard()))
+        tokens = per_token_batch(batch, shard_of(self.vllm_config))
+        metadata: AscendMLAMetadata = super().build_step(tokens)
+        return metadata
 
 
-class MLADcpImpl(MLAImpl):
+class MLADcpImpl(SharedKeysImpl, MLAImpl):
     """Translates the calls of an MLA layer whose keys ranks share."""
 
     backend = AscendMlaDCPBackend
-    supports_dcp = True
-    can_return_lse_for_decode = True
-    supports_mtp_with_cp_non_trivial_interleave_size = True
 
-    def forward_mqa(
-        self,
-        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        kv_c_and_k_pe_cache: torch.Tensor,
-        attn_metadata: LatentMetadata,
-        layer: AttentionLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention of the heads of all ranks over the keys of this one.
+    def attend_partial(self, queries: Queries, caches: Caches, step: Any) -> PartialAttention:
+        """Attention of the heads of all ranks over the keys of this one."""
+        return self.layer.forward_mqa_partial(*queries, *caches, step)
 
-        Returns:
-            Latents [T, N, 512] and natural-log lse [T, N]; 0 and -inf where there are no keys.
-        """
-        nope, rope = self.split_query(q)
-        caches = self.split_cache(kv_c_and_k_pe_cache)
-        part = self.layer.forward_mqa_partial(nope, rope, *caches, attn_metadata.step)
-        return self.padded(part, nope.shape[0])
+
+class MLADcpBackend(MLABackend):
+    """The latent backend where ranks share the keys of every request (decode context parallel)."""
+
+    impl_class = MLADcpImpl
+    builder_class = MLADcpMetadataBuilder
+
+
+class MLAPcpImpl(MLAImpl):
+    """Translates the calls of an MLA layer whose prompts ranks share."""
+
+    backend = AscendMlaPCPBackend
+    is_sparse = True
+    supports_pcp = True
 
 
 class MLAPcpBackend(MLABackend):
@@ -148,15 +110,4 @@ class MLAPcpBackend(MLABackend):
     all keys; what is left is attention of this rank's tokens.
     """
 
-    @staticmethod
-    def get_impl_cls() -> type[MLAPcpImpl]:
-        """Per-layer part."""
-        return MLAPcpImpl
-
-
-class MLAPcpImpl(MLAImpl):
-    """Translates the calls of an MLA layer whose prompts ranks share."""
-
-    backend = AscendMlaPCPBackend
-    is_sparse = True
-    supports_pcp = True
+    impl_class = MLAPcpImpl
