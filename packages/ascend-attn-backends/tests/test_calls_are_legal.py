@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from attn_backends_support import Scenario, steps
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from operator_calls import Calls
 
 import ascend_attn_ops
 from ascend_attn_backends import AscendAttentionBackend, BackendRequest
@@ -17,21 +15,6 @@ from ascend_attn_ops import Refusal, use_profile
 from ascend_hwprofile import HardwareProfile, profile_for
 
 FAMILIES = ["A2", "A3", "A5"]
-
-
-class Calls(TorchDispatchMode):
-    """Records the operator calls of this project, as argument records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[tuple[str, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == "ascend_attn":
-            name = func._schema.name.split("::")[1]
-            self.made.append((name, ascend_attn_ops.operator_named(name).bind(*args, **kwargs)))
-        return func(*args, **kwargs)
 
 
 def refusals(scenario: Scenario, profile: HardwareProfile) -> list[Refusal]:

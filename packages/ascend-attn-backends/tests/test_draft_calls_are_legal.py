@@ -10,7 +10,7 @@ from attn_backends_support import Scenario, steps
 from draft_flash_support import run_draft
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from operator_calls import Calls
 
 import ascend_attn_ops
 from ascend_attn_backends import AttentionBatch, draft_step
@@ -18,21 +18,6 @@ from ascend_attn_ops import Refusal
 from ascend_hwprofile import profile_for
 
 OPERATORS = ["flash_attn", "flash_attn_metadata", "scatter_pa_kv_cache"]
-
-
-class Calls(TorchDispatchMode):
-    """Records the operator calls of this project, as argument records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[tuple[str, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == "ascend_attn":
-            name = func._schema.name.split("::")[1]
-            self.made.append((name, ascend_attn_ops.operator_named(name).bind(*args, **kwargs)))
-        return func(*args, **kwargs)
 
 
 def refusals(scenario: Scenario, batch: AttentionBatch | None = None, **more: Any) -> list[Refusal]:

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from operator_calls import Calls
 from sparse_oracle import SparseStep
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ascend_attn_ops
 from ascend_attn_backends import (
@@ -131,21 +131,6 @@ def test_what_the_indexer_takes(family: str) -> None:
 )
 def test_what_the_indexer_refuses(change: dict[str, Any], family: str, rule: str) -> None:
     assert rule in index_rules(attrs.evolve(INDEXER, **change), family)
-
-
-class Calls(TorchDispatchMode):
-    """Records the operator calls of this project, as argument records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[tuple[str, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == "ascend_attn":
-            name = func._schema.name.split("::")[1]
-            self.made.append((name, ascend_attn_ops.operator_named(name).bind(*args, **kwargs)))
-        return func(*args, **kwargs)
 
 
 def call_rules(step: SparseStep, family: str) -> set[str]:
