@@ -324,6 +324,10 @@ def changed(name: str, index: tuple[int, ...], value: float) -> torch.Tensor:
         ("num_draft_tokens", torch.tensor([3.0, 0.0]), "num_draft_tokens.dtype: .*float32"),
         ("num_draft_tokens", torch.tensor([4, 0]), r"num_draft_tokens\[0\]: found 4, .*K = 3"),
         ("num_draft_tokens", torch.tensor([3, -1]), r"num_draft_tokens\[1\]: found -1"),
+        ("num_draft_tokens", [3, 1.0], r"num_draft_tokens: found \[3, 1.0\], .*sequence of int"),
+        ("seeds", [1, 2, 3], r"seeds: found shape \[3\]"),
+        ("draft_tokens", [[1, 2, 3]], "draft_tokens: found a list, allowed a torch.Tensor"),
+        ("draft_probs", 0.5, "draft_probs: found a float"),
         ("seeds", torch.zeros(3).long(), r"seeds: found shape \[3\]"),
         ("seeds", torch.zeros(2), "seeds.dtype: found torch.float32"),
         ("positions", torch.tensor([0, -1]), r"positions\[1\]: found -1, allowed positions >= 0"),
@@ -334,7 +338,7 @@ def changed(name: str, index: tuple[int, ...], value: float) -> torch.Tensor:
         ("draft_probs", changed("draft_probs", (0, 2, 0), 0.1), r"draft_probs\[0, 2\]: .* 0.9"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused(name: str, value: torch.Tensor, message: str) -> None:
+def test_bad_input_is_refused(name: str, value: object, message: str) -> None:
     assert rejection_sample(**GOOD).shape == (2, 4)
     with pytest.raises(ArgumentError, match=message):
         rejection_sample(**{**GOOD, name: value})
@@ -345,6 +349,13 @@ def test_negative_probabilities_are_refused() -> None:
     target[0, 1, :2] = torch.tensor([-0.1, 0.5])
     with pytest.raises(ArgumentError, match=r"target_probs\[0, 1\]: found a probability of -0.1"):
         rejection_sample(**{**GOOD, "target_probs": target})
+
+
+def test_numbers_per_request_may_be_plain_ints() -> None:
+    plain = {"num_draft_tokens": [3, 1], "seeds": (5, 6), "positions": range(2)}
+    tensors = {name: torch.tensor(list(values)) for name, values in plain.items()}
+    expected = rejection_sample(**{**GOOD, **tensors})
+    assert torch.equal(rejection_sample(**{**GOOD, **plain}), expected)
 
 
 def test_everything_but_tokens_and_target_may_be_left_out() -> None:

@@ -8,6 +8,7 @@ draft probabilities the draft is a point mass: q(x) = 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -18,12 +19,14 @@ from ascend_specdecode.choices import Choice, InverseCdf
 from ascend_specdecode.errors import ArgumentError
 from ascend_specdecode.random_streams import Purpose, uniforms
 from ascend_specdecode.tensors import (
+    as_indices,
     check_distributions,
     check_indices,
     check_probabilities,
     check_range,
     check_same_dtype,
     check_shape,
+    check_tensors,
 )
 from ascend_specdecode.verification import check_counts, count_leading, emit
 
@@ -47,9 +50,9 @@ def rejection_sample(
     target_probs: Tensor,
     draft_probs: Tensor | None = None,
     *,
-    num_draft_tokens: Tensor | None = None,
-    seeds: Tensor | None = None,
-    positions: Tensor | None = None,
+    num_draft_tokens: Tensor | Sequence[int] | None = None,
+    seeds: Tensor | Sequence[int] | None = None,
+    positions: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """Accept or replace drafted tokens so that the output has the target's distribution.
 
@@ -69,7 +72,8 @@ def rejection_sample(
             num_draft_tokens[b] are ignored.
         draft_probs: [B, K, V] float32 (or float64), the distribution that each drafted token was
             sampled from; None when the tokens were not sampled (prompt lookup, greedy drafts).
-        num_draft_tokens: [B] int64 (or int32), each in 0..K; None is K for every request.
+        num_draft_tokens: [B] int64 (or int32), each in 0..K; None is K for every request. Here and
+            below a sequence of B ints does as well.
         seeds: [B] int64, one per request; None draws them from torch's default generator.
         positions: [B] int64, tokens in each sequence before this step (>= 0); None is 0.
 
@@ -77,26 +81,21 @@ def rejection_sample(
         [B, K+1] int64: the emitted tokens of each request (at least one), then -1.
 
     Raises:
-        ArgumentError: ranks, sizes, dtypes or devices disagree. For CPU tensors also: a count
-            outside 0..K, a drafted token outside 0..V-1, a negative position, a row that does not
-            sum to 1 or has a negative probability. On other devices values are not read, since
+        ArgumentError: types, ranks, sizes, dtypes or devices disagree. For CPU tensors also: a
+            count outside 0..K, a drafted token outside 0..V-1, a negative position, a row that does
+            not sum to 1 or has a negative probability. On other devices values are not read, since
             that would stop the host.
     """
+    check_tensors({"draft_tokens": draft_tokens, "target_probs": target_probs})
+    device = draft_tokens.device
     if num_draft_tokens is None:
         num_draft_tokens = full_counts(draft_tokens)
-    check_step(draft_tokens, target_probs, draft_probs, num_draft_tokens)
-    seeds, positions = request_streams(draft_tokens, seeds, positions)
-    at = positions.unsqueeze(1) + torch.arange(
-        draft_tokens.shape[1] + 1, device=draft_tokens.device
-    )
-    return rejection_sample_with(
-        draft_tokens,
-        target_probs,
-        draft_probs,
-        num_draft_tokens,
-        uniforms(seeds.unsqueeze(1), at[:, :-1], Purpose.ACCEPT),
-        InverseCdf(uniforms(seeds.unsqueeze(1), at, Purpose.CHOOSE)),
-    )
+    counts = as_indices("num_draft_tokens", num_draft_tokens, device)
+    check_step(draft_tokens, target_probs, draft_probs, counts)
+    given = {"seeds": seeds, "positions": positions}
+    streams = {n: v if v is None else as_indices(n, v, device) for n, v in given.items()}
+    accept, choose = chain_numbers(*request_streams(draft_tokens, **streams), draft_tokens.shape[1])
+    return rejection_sample_with(draft_tokens, target_probs, draft_probs, counts, accept, choose)
 
 
 @torch.no_grad()
@@ -131,6 +130,23 @@ def rejection_sample_with(
     step = _Step(tokens, target_probs, draft_probs, accepted, accepted < counts)
     last = [choose(step.weights(rows), accepted[rows], rows) for rows in step.parts()]
     return emit(tokens, accepted, torch.cat(last) if last else accepted)
+
+
+def chain_numbers(seeds: Tensor, positions: Tensor, width: int) -> tuple[Tensor, InverseCdf]:
+    """Return the random numbers of :func:`rejection_sample` for K = ``width`` drafted tokens.
+
+    Args:
+        seeds: [B] int64.
+        positions: [B] int64.
+        width: drafted tokens K.
+
+    Returns:
+        [B, K] that accept, and what chooses the token after them.
+    """
+    at = positions.unsqueeze(1) + torch.arange(width + 1, device=seeds.device)
+    rows = seeds.unsqueeze(1)
+    accept = uniforms(rows, at[:, :-1], Purpose.ACCEPT)
+    return accept, InverseCdf(uniforms(rows, at, Purpose.CHOOSE))
 
 
 def request_streams(
@@ -280,6 +296,8 @@ def _check_layout(
     num_draft_tokens: Tensor,
 ) -> None:
     """Check what can be known without reading a value."""
+    if draft_probs is not None:
+        check_tensors({"draft_probs": draft_probs})
     if draft_tokens.dim() != 2:
         raise ArgumentError("draft_tokens", f"shape {list(draft_tokens.shape)}", "shape [B, K]")
     if target_probs.dim() != 3 or target_probs.shape[2] == 0:

@@ -31,6 +31,30 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int], meaning: str) -
         raise ArgumentError(name, found, f"shape {meaning} = {list(shape)}")
 
 
+def check_tensors(named: Mapping[str, object]) -> None:
+    """Refuse what is no tensor.
+
+    Raises:
+        ArgumentError: names the argument, its type and what is allowed.
+    """
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise ArgumentError(name, f"a {type(value).__name__}", "a torch.Tensor")
+
+
+def as_indices(name: str, values: Tensor | Sequence[int], device: torch.device) -> Tensor:
+    """Return a tensor as it is, and a sequence of ints as int64 on ``device``.
+
+    Raises:
+        ArgumentError: names the argument when it is neither.
+    """
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, Sequence) and all(type(value) is int for value in values):
+        return torch.tensor(list(values), dtype=torch.int64, device=device)
+    raise ArgumentError(name, repr(values), "a torch.Tensor or a sequence of int")
+
+
 def check_indices(named: Mapping[str, Tensor], device: torch.device, owner: str) -> None:
     """Refuse tensors that are not int32/int64 on the device of the argument ``owner``.
 
@@ -70,6 +94,12 @@ def check_range(
     if most is not None:
         wrong = wrong | (values > most)
     refuse_first(name, values, wrong if used is None else wrong & used, allowed)
+
+
+def no_distributions(probabilities: Tensor) -> Tensor:
+    """Return which rows [B, J] of a CPU tensor [B, J, V] are no distribution, NaN included."""
+    sums, least = _sums_and_least(probabilities)
+    return ~((sums - 1).abs() <= _SUM_TOLERANCE) | (least < 0)
 
 
 def check_distributions(name: str, probabilities: Tensor, used: Tensor) -> None:
