@@ -35,7 +35,7 @@ from ..errors import AttentionBatchError, InvalidFieldError
 from ..kv_layout import PAD_SLOT, num_blocks_for
 from ..paged_step import PagedStep
 from .common import AscendDCPMetadata, DCPImplMixin, DCPMetadataBuilderMixin, Tensors
-from .group import DCPGroup, SingleRankGroup
+from .group import DCPGroup, group_or_alone
 from .sfa import local_choice
 from .sfa_indexer import AscendSFAIndexerDCPImpl, AscendSFAIndexerDCPMetadata
 from .tokens import visible_keys
@@ -320,7 +320,7 @@ class AscendDSADCPImpl(DCPImplMixin):
         dcp_group: DCPGroup | None = None,
         head_size: int = KEY_SIZE,
     ) -> None:
-        self.dcp_group = SingleRankGroup() if dcp_group is None else dcp_group
+        self.dcp_group = group_or_alone(dcp_group)
         self.num_heads, self.compression = num_heads, compression
         self._window = AscendDSAImpl(num_heads, scale, None, sinks, head_size)
         heads = num_heads * self.dcp_group.size

@@ -41,6 +41,11 @@ class SingleRankGroup:
         return list(tensors)
 
 
+def group_or_alone(group: DCPGroup | None) -> DCPGroup:
+    """The group; for None the one of this rank alone."""
+    return SingleRankGroup() if group is None else group
+
+
 class TorchDCPGroup:
     """A group of torch.distributed processes.
 

@@ -6,11 +6,10 @@ import attrs
 import torch
 
 from ..batch import AttentionBatch
-from ..latent_layout import LATENT_SIZE, ROPE_SIZE
 from ..mla.layer import LatentAttentionLayer
 from ..paged_step import check_shape
 from .common import Tensors
-from .group import DCPGroup, SingleRankGroup
+from .latent_ranks import LatentDCPLayer
 from .launches import SharedKeysLayer, SharedKeysMetadata, SharedKeysMetadataBuilder
 
 
@@ -70,33 +69,14 @@ class LatentRankStep:
         return self.q_nope, self.q_pe
 
 
-class AscendMlaDCPImpl(LatentAttentionLayer, SharedKeysLayer):
+class AscendMlaDCPImpl(LatentDCPLayer, LatentAttentionLayer, SharedKeysLayer):
     """Absorbed latent attention of one layer over keys that ranks share.
 
     The lse that the merge needs is allowed beside ropes by the documents of the operator, and
     vllm-ascend asks for it; the checker that CANN had in November 2025 refused it (561002).
 
-    Args:
-        num_heads: Query heads on this rank, N / size.
-        scale: Factor on the scores; see :class:`LatentAttentionLayer`.
-        dcp_group: The ranks; None means this one alone.
-        latent_size: Elements of a latent row; products take 512.
-        rope_size: Elements of a rotary row; products take 64.
-
-    Raises:
-        InvalidFieldError: A count is not positive.
+    See :class:`LatentDCPLayer` for its arguments.
     """
-
-    def __init__(
-        self,
-        num_heads: int,
-        scale: float,
-        dcp_group: DCPGroup | None = None,
-        latent_size: int = LATENT_SIZE,
-        rope_size: int = ROPE_SIZE,
-    ) -> None:
-        super().__init__(num_heads, scale, latent_size, rope_size)
-        self.dcp_group = SingleRankGroup() if dcp_group is None else dcp_group
 
     def forward_mqa(self, step: LatentRankStep, output: torch.Tensor) -> torch.Tensor:
         """Attention of this step's tokens over the keys of all ranks; every rank must call it.

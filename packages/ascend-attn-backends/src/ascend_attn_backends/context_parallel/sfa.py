@@ -7,6 +7,7 @@ are read from the caches like all others: the choice already says which of them 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -16,12 +17,10 @@ from ascend_attn_ops import PartialAttention
 
 from ..batch import AttentionBatch
 from ..errors import InvalidFieldError
-from ..latent_layer import LatentLayer
-from ..latent_layout import LATENT_SIZE, ROPE_SIZE
 from ..paged_step import PagedStepBuilder, check_shape
 from ..sfa import AscendSFAImpl, AscendSFAMetadata
-from .common import AscendDCPMetadata, DCPImplMixin, DCPMetadataBuilderMixin, Tensors
-from .group import DCPGroup, SingleRankGroup
+from .common import AscendDCPMetadata, DCPMetadataBuilderMixin, Tensors
+from .latent_ranks import LatentDCPLayer
 from .shard import ContextShard
 from .tokens import per_token_batch
 
@@ -85,32 +84,17 @@ class AscendSFADCPMetadataBuilder(SharedPagedStepBuilder):
         return AscendSFADCPMetadata(**self.shared_fields(batch))
 
 
-class AscendSFADCPImpl(DCPImplMixin, LatentLayer):
+class AscendSFADCPImpl(LatentDCPLayer):
     """Absorbed latent attention of one layer over chosen keys that ranks share.
 
-    Args:
-        num_heads: Query heads on this rank, N / size.
-        scale: Factor on the scores; see :class:`LatentLayer`.
-        dcp_group: The ranks; None means this one alone.
-        latent_size: Elements of a latent row; products take 512.
-        rope_size: Elements of a rotary row; products take 64.
-
-    Raises:
-        InvalidFieldError: A count is not positive.
+    See :class:`LatentDCPLayer` for its arguments.
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        scale: float,
-        dcp_group: DCPGroup | None = None,
-        latent_size: int = LATENT_SIZE,
-        rope_size: int = ROPE_SIZE,
-    ) -> None:
-        super().__init__(num_heads, scale, latent_size, rope_size)
-        self.dcp_group = SingleRankGroup() if dcp_group is None else dcp_group
-        heads = num_heads * self.dcp_group.size
-        self._all_heads = AscendSFAImpl(heads, scale, latent_size, rope_size)
+    @cached_property
+    def _all_heads(self) -> AscendSFAImpl:
+        """The layer with the heads of all ranks."""
+        heads = self.num_heads * self.dcp_group.size
+        return AscendSFAImpl(heads, self.scale, self.latent_size, self.rope_size)
 
     def forward(
         self,

@@ -19,7 +19,7 @@ from ..indexer import AscendSFAIndexerImpl, AscendSFAIndexerMetadata
 from ..latent_layout import INDEX_SIZE, kernel_view
 from ..paged_step import PagedStep
 from .common import AscendDCPMetadata, DCPImplMixin, Tensors
-from .group import DCPGroup, SingleRankGroup
+from .group import DCPGroup, group_or_alone
 from .sfa import SharedPagedStepBuilder
 
 _TILE_ELEMENTS = 1 << 22
@@ -85,7 +85,7 @@ class AscendSFAIndexerDCPImpl(DCPImplMixin, AscendSFAIndexerImpl):
         index_size: int = INDEX_SIZE,
     ) -> None:
         super().__init__(num_heads, top_k, index_size)
-        self.dcp_group = SingleRankGroup() if dcp_group is None else dcp_group
+        self.dcp_group = group_or_alone(dcp_group)
 
     def forward(
         self,

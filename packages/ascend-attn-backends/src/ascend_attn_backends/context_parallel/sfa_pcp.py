@@ -12,9 +12,10 @@ import attrs
 import torch
 
 from ..batch import AttentionBatch
-from ..latent_layout import INDEX_SIZE, LATENT_SIZE, ROPE_SIZE
+from ..latent_layout import INDEX_SIZE
 from ..paged_step import PagedStep
-from .group import DCPGroup, SingleRankGroup
+from .group import DCPGroup, group_or_alone
+from .latent_ranks import LatentPCPLayer
 from .prefill import (
     AscendPCPMetadata,
     PCPImplMixin,
@@ -117,61 +118,14 @@ class AscendSFAIndexerPCPMetadataBuilder(_SpreadStepBuilder):
         return AscendSFAIndexerPCPMetadata(**self.spread_fields(batch))
 
 
-class AscendSFAPCPImpl(PCPImplMixin, AscendSFADCPImpl):
+class AscendSFAPCPImpl(LatentPCPLayer, AscendSFADCPImpl):
     """Absorbed latent attention over chosen keys, with tokens, and perhaps keys, spread over ranks.
 
     A step of a layer: project this rank's tokens (``metadata.pcp.own_rows``), gather and write
     latents and index rows, choose keys, then :meth:`forward`.
 
-    Args:
-        num_heads: Query heads on this rank.
-        scale: Factor on the scores; see :class:`LatentLayer`.
-        pcp_group: The ranks that share the tokens; None means this one alone.
-        dcp_group: The ranks with the same tokens that share the heads; None means this one alone.
-        latent_size: Elements of a latent row; products take 512.
-        rope_size: Elements of a rotary row; products take 64.
-
-    Raises:
-        InvalidFieldError: A count is not positive.
+    See :class:`LatentPCPLayer` for its arguments.
     """
-
-    def __init__(
-        self,
-        num_heads: int,
-        scale: float,
-        pcp_group: DCPGroup | None = None,
-        dcp_group: DCPGroup | None = None,
-        latent_size: int = LATENT_SIZE,
-        rope_size: int = ROPE_SIZE,
-    ) -> None:
-        super().__init__(num_heads, scale, dcp_group, latent_size, rope_size)
-        self.pcp_group = SingleRankGroup() if pcp_group is None else pcp_group
-
-    def gather_and_write_kv(
-        self,
-        latent: torch.Tensor,
-        rope: torch.Tensor,
-        latent_cache: torch.Tensor,
-        rope_cache: torch.Tensor,
-        metadata: AscendSFAPCPMetadata,
-    ) -> None:
-        """Write the rows of all ranks' tokens that belong into this rank's caches, in place.
-
-        Every rank must call it, before :meth:`forward`.
-
-        Args:
-            latent: ``[num_own_tokens or more, 512]`` of this rank's tokens.
-            rope: ``[num_own_tokens or more, 64]``.
-            latent_cache: ``[num_blocks, 1, block_size, 512]`` view; a product wants it contiguous.
-            rope_cache: ``[num_blocks, 1, block_size, 64]`` view.
-            metadata: Of this step.
-
-        Raises:
-            InvalidFieldError: The metadata was built for another rank.
-            ascend_attn_ops.OpArgumentError: Shapes or dtypes break the operator's contract.
-        """
-        rows = self.gather_tokens((latent, rope), self._check_shares(metadata))
-        self.write_kv(rows[0], rows[1], latent_cache, rope_cache, metadata.slot_mapping)
 
     def forward(
         self,
@@ -236,7 +190,7 @@ class AscendSFAIndexerPCPImpl(PCPImplMixin, AscendSFAIndexerDCPImpl):
         index_size: int = INDEX_SIZE,
     ) -> None:
         super().__init__(num_heads, top_k, dcp_group, index_size)
-        self.pcp_group = SingleRankGroup() if pcp_group is None else pcp_group
+        self.pcp_group = group_or_alone(pcp_group)
 
     def gather_and_write_kv(
         self,

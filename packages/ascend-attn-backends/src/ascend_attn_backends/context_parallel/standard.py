@@ -13,7 +13,7 @@ from ..kv_layout import attention_view
 from ..paged_layer import PagedAttentionLayer
 from ..paged_step import check_shape
 from .common import Tensors
-from .group import DCPGroup, SingleRankGroup
+from .group import DCPGroup, group_or_alone
 from .launches import SharedKeysLayer, SharedKeysMetadata, SharedKeysMetadataBuilder
 
 
@@ -98,7 +98,7 @@ class AscendAttentionDCPImpl(PagedAttentionLayer, SharedKeysLayer):
         num_kv_heads: int | None = None,
         dcp_group: DCPGroup | None = None,
     ) -> None:
-        self.dcp_group = SingleRankGroup() if dcp_group is None else dcp_group
+        self.dcp_group = group_or_alone(dcp_group)
         super().__init__(num_heads * self.dcp_group.size, head_size, scale, num_kv_heads)
         self.own_heads = num_heads
         self.own_kv_heads = kv_heads_of_rank(
