@@ -91,10 +91,17 @@ def test_metadata_reads_nothing_from_a_device() -> None:
     assert launch.query_lens_cumulative == (2, 3)
 
 
-def test_lengths_that_only_the_device_knows_are_not_guessed() -> None:
+def test_lengths_that_only_the_device_knows_stay_there() -> None:
     batch = attention_batch(common("meta"), drafts_in_flight=True)
     assert batch.seq_lens_cpu is None
-    with pytest.raises((RuntimeError, NotImplementedError)):
+    built = AscendAttentionMetadataBuilder(block_size=128).build(batch)
+    assert built.launches == ()
+    assert built.token_step is not None
+    assert built.token_step.key_bounds == (5, 5, 130)
+    unbounded = common("meta")
+    unbounded.seq_lens_cpu_upper_bound = None
+    batch = attention_batch(unbounded, drafts_in_flight=True)
+    with pytest.raises((RuntimeError, NotImplementedError)):  # control: then they are read
         AscendAttentionMetadataBuilder(block_size=128).build(batch)
 
 

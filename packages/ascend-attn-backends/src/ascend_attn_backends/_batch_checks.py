@@ -36,6 +36,7 @@ def check_structure(batch: AttentionBatch) -> None:
         "causal": _Layout(torch.bool, (rows,)),
         "query_start_loc_cpu": _Layout(torch.int32, (rows + 1,), host=True),
         "seq_lens_cpu": _Layout(torch.int32, (rows,), host=True),
+        "seq_lens_cpu_upper_bound": _Layout(torch.int32, (rows,), host=True),
         "causal_cpu": _Layout(torch.bool, (rows,), host=True),
         "is_prefilling": _Layout(torch.bool, (rows,), host=True),
     }
@@ -105,6 +106,7 @@ def check_values(batch: AttentionBatch, block_size: int | None, num_blocks: int 
     starts = batch.query_start_loc.tolist()
     keys = batch.seq_lens.tolist()
     _check_host_copies(batch)
+    _check_bounds(batch, keys)
     _check_starts(batch, starts)
     _check_keys(batch, starts, keys)
     _check_slots(batch)
@@ -126,6 +128,17 @@ def _check_host_copies(batch: AttentionBatch) -> None:
             first = int(wrong[0])
             raise AttentionBatchError(
                 f"{name}_cpu[{first}]", host[first].item(), f"{device[first].item()} as in {name}"
+            )
+
+
+def _check_bounds(batch: AttentionBatch, keys: list[int]) -> None:
+    bounds = batch.seq_lens_cpu_upper_bound
+    for row, bound in enumerate([] if bounds is None else bounds.tolist()):
+        if bound < keys[row]:
+            raise AttentionBatchError(
+                f"seq_lens_cpu_upper_bound[{row}]",
+                bound,
+                f"at least the {keys[row]} keys of the row",
             )
 
 

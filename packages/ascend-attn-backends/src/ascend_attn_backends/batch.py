@@ -44,6 +44,9 @@ class AttentionBatch:
         query_start_loc_cpu: Host copy of ``query_start_loc``; exact. With it and ``seq_lens_cpu``
             (and ``causal_cpu`` for a per-request ``causal``) no builder reads from the device.
         seq_lens_cpu: Host copy of ``seq_lens``; exact, an upper bound is not enough.
+        seq_lens_cpu_upper_bound: ``[num_rows]`` int32 in host memory, not less than ``seq_lens``:
+            what a scheduler knows while the acceptance of drafts is on the way. Where
+            ``seq_lens_cpu`` is None, builders that would read ``seq_lens`` leave it on the device.
         causal_cpu: Host copy of a per-request ``causal``.
         is_prefilling: ``[num_rows]`` bool in host memory: the request still computes tokens that
             were known before this step. See :func:`ascend_attn_backends.prefill_flags`.
@@ -67,6 +70,7 @@ class AttentionBatch:
     causal: bool | torch.Tensor = True
     query_start_loc_cpu: torch.Tensor | None = None
     seq_lens_cpu: torch.Tensor | None = None
+    seq_lens_cpu_upper_bound: torch.Tensor | None = None
     causal_cpu: torch.Tensor | None = None
     is_prefilling: torch.Tensor | None = None
     num_padded_reqs: int = 0
@@ -99,6 +103,22 @@ class AttentionBatch:
     def host_seq_lens(self) -> torch.Tensor:
         """``[num_rows]`` in host memory; reads the device only without a host copy."""
         return self.seq_lens.cpu() if self.seq_lens_cpu is None else self.seq_lens_cpu
+
+    def only_bounds(self, room: int) -> list[int]:
+        """Bounds on the keys of each real request, where the host has nothing better.
+
+        Args:
+            room: Keys that a row of the block table addresses; no bound is larger.
+
+        Returns:
+            ``num_reqs`` integers from 1; empty for a batch with host lengths, without bounds or
+            without tokens.
+        """
+        bounds = self.seq_lens_cpu_upper_bound
+        if bounds is None or self.seq_lens_cpu is not None or not self.num_tokens:
+            return []
+        held: list[int] = bounds[: self.num_reqs].clamp(1, max(room, 1)).tolist()
+        return held
 
     def host_causal(self) -> list[bool]:
         """One value per row; reads the device only for a per-request tensor without a copy."""
@@ -288,6 +308,7 @@ _ROW_PADDING: dict[str, int | bool | None] = {
     "query_start_loc_cpu": None,
     "seq_lens": 0,
     "seq_lens_cpu": 0,
+    "seq_lens_cpu_upper_bound": 0,
     "block_table": 0,
     "causal": True,
     "causal_cpu": True,

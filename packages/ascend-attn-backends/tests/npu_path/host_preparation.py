@@ -65,6 +65,20 @@ def device_only(batch: AttentionBatch) -> AttentionBatch:
     return attrs.evolve(batch, query_start_loc_cpu=None, seq_lens_cpu=None)
 
 
+def bounds_only(batch: AttentionBatch) -> AttentionBatch:
+    """As vLLM describes a step whose drafts are in flight: exact starts, bounds on the keys."""
+    assert batch.seq_lens_cpu is not None
+    drafts = torch.arange(batch.num_reqs, dtype=torch.int32) % 3
+    return attrs.evolve(
+        batch, seq_lens_cpu=None, seq_lens_cpu_upper_bound=batch.seq_lens_cpu + drafts
+    )
+
+
+def whole(batch: AttentionBatch) -> AttentionBatch:
+    """The batch with exact host lengths, as a scheduler has them when no draft is in flight."""
+    return batch
+
+
 def cache(scale: Scale, kv_heads: int, size: int) -> torch.Tensor:
     blocks = len(scale.lengths) * MAX_MODEL_LEN // BLOCK_SIZE
     return normal(blocks, BLOCK_SIZE, kv_heads, size).transpose(1, 2)
@@ -124,10 +138,10 @@ class Subject:
     """A backend under count.
 
     Attributes:
-        name: As in the table of backends.
+        name: As in the table of backends; with exact host lengths it ends in ``_host``.
         layers: Makes the layers.
         builder: Class of its builder.
-        host_lengths: Whether its operator takes lengths from the host; the scheduler's are used.
+        known: What of the lengths the host knows in its steps; makes it from the whole batch.
         drafts: Whether its steps are those of a draft.
         families: Products that have it.
     """
@@ -135,7 +149,7 @@ class Subject:
     name: str
     layers: Callable[[Scale], list[Layer]]
     builder: Callable[[int], Any]
-    host_lengths: bool = False
+    known: Callable[[AttentionBatch], AttentionBatch] = device_only
     drafts: bool = False
     families: tuple[str, ...] = ("A2", "A3", "A5")
 
@@ -148,11 +162,11 @@ SUBJECTS = (
         drafts=True,
         families=("A5",),
     ),
-    Subject("mla", latent_layers, backends.AscendMLAMetadataBuilder, host_lengths=True),
+    Subject("mla", latent_layers, backends.AscendMLAMetadataBuilder, bounds_only),
+    Subject("mla_host", latent_layers, backends.AscendMLAMetadataBuilder, whole),
     Subject("sfa", sparse_layers, backends.AscendSFAMetadataBuilder),
-    Subject(
-        "standard", standard_layers, backends.AscendAttentionMetadataBuilder, host_lengths=True
-    ),
+    Subject("standard", standard_layers, backends.AscendAttentionMetadataBuilder, bounds_only),
+    Subject("standard_host", standard_layers, backends.AscendAttentionMetadataBuilder, whole),
 )
 
 
@@ -160,8 +174,7 @@ def _batches(subject: Subject, scale: Scale) -> Iterator[tuple[AttentionBatch, t
     """Batch of each step, and what else its builder takes."""
     if not subject.drafts:
         for step in range(STEPS):
-            batch = decode_batch(scale, step)
-            yield batch if subject.host_lengths else device_only(batch), ()
+            yield subject.known(decode_batch(scale, step)), ()
         return
     verified = device_only(decode_batch(scale, 0))
     rejected = torch.tensor([row % 2 for row in range(len(scale.lengths))], dtype=torch.int32).npu()

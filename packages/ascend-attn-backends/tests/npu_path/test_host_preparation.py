@@ -15,15 +15,20 @@ emulator = pytest.importorskip("ascend_attn_ops.emulator")
 import attrs  # noqa: E402
 import torch  # noqa: E402
 from npu_path.host_preparation import (  # noqa: E402
+    BLOCK_SIZE,
     SUBJECTS,
     Scale,
     Subject,
+    bounds_only,
+    decode_batch,
+    device_only,
     naive_steps,
     shared_steps,
     work_of,
 )
 
 import ascend_attn_ops as ops  # noqa: E402
+from ascend_attn_ops.emulator import TensorArgument  # noqa: E402
 
 SCALE = Scale()
 NAMED = {subject.name: subject for subject in SUBJECTS}
@@ -89,7 +94,44 @@ def test_plans_are_as_many_as_geometries(windows: tuple[int | None, ...], npu: A
 
 @pytest.mark.parametrize("name", ["standard", "mla"])
 def test_lengths_that_only_the_device_knows_are_read_once_per_step(name: str, npu: Any) -> None:
-    """Control of the host lengths: fused_infer_attention_score takes integers of the host."""
-    without = attrs.evolve(NAMED[name], host_lengths=False)
+    """Control of the bounds: fused_infer_attention_score takes integers of the host."""
+    without = attrs.evolve(NAMED[name], known=device_only)
     for work in work_of(npu, shared_steps(without, SCALE))[1:]:
         assert work.device_to_host_copies == 2
+        assert work.synchronisations >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [("standard", "aclnnFusedInferAttentionScore"), ("mla", "aclnnSparseFlashAttention")],
+)
+def test_device_lengths_reach_one_operator_per_layer(name: str, operator: str, npu: Any) -> None:
+    with npu.record() as seen:
+        outputs = next(shared_steps(NAMED[name], SCALE))
+    calls = [call for call in seen.calls if call.operator.startswith(operator)]
+    assert len(calls) == len(outputs) == SCALE.layers
+    given = calls[0].arguments["actual_seq_lengths_kv"]
+    on_device = isinstance(given, TensorArgument)
+    assert on_device is (name == "mla")
+    if not on_device:  # bounds on the host; which keys count, a mask made on the device says
+        assert given == [length + row % 3 for row, length in enumerate(SCALE.lengths)]
+        assert "atten_mask" in calls[0].described()
+
+
+@pytest.mark.parametrize("name", ["standard", "mla"])
+def test_a_captured_step_follows_lengths_that_change_on_the_device(name: str, npu: Any) -> None:
+    """With device lengths a graph needs no update of host lists: replay sees the new lengths."""
+    subject = NAMED[name]
+    layer, builder = subject.layers(SCALE)[0], subject.builder(BLOCK_SIZE)
+    held = bounds_only(decode_batch(SCALE, 0))
+    layer(builder.build(held))  # makes what all steps share
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        out = layer(builder.build(held))
+    replayed = []
+    for lengths in ((20, 9, 33), (7, 10, 34)):
+        held.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        replayed.append(out.cpu())
+        assert torch.equal(replayed[-1], layer(builder.build(held)).cpu())
+    assert not torch.equal(*replayed)

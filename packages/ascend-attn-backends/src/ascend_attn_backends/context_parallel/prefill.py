@@ -272,14 +272,15 @@ def _rows_of(batch: AttentionBatch, rows: torch.Tensor, behind: torch.Tensor) ->
         behind: Tokens of this step behind each of them, whose keys it does not have.
     """
     device_rows, device_behind = (copy_to_device(part, batch.device) for part in (rows, behind))
-    places = dict.fromkeys(("seq_lens_cpu", "causal_cpu", "is_prefilling"), rows)
+    host_lengths = ("seq_lens_cpu", "seq_lens_cpu_upper_bound")
+    places = dict.fromkeys((*host_lengths, "causal_cpu", "is_prefilling"), rows)
     places |= dict.fromkeys(("seq_lens", "block_table", "causal"), device_rows)
     fields = {
         name: value.index_select(0, place)
         for name, place in places.items()
         if isinstance(value := getattr(batch, name), torch.Tensor)
     }
-    for name, cut in (("seq_lens", device_behind), ("seq_lens_cpu", behind)):
+    for name, cut in (("seq_lens", device_behind), *((name, behind) for name in host_lengths)):
         if name in fields:
             fields[name] = (fields[name] - cut).clamp(min=0).int()
     return fields

@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from ..batch import AttentionBatch
-from ..starts import repair_starts
+from ..token_keys import token_keys
 from ..transfer import copy_to_device
 from .shard import ContextShard
 
@@ -44,6 +44,7 @@ def per_token_batch(batch: AttentionBatch, shard: ContextShard) -> AttentionBatc
         query_start_loc_cpu=ends,
         seq_lens=local,
         seq_lens_cpu=_host_lengths(batch, shard),
+        seq_lens_cpu_upper_bound=None,
         block_table=batch.block_table.index_select(0, rows),
         num_reqs=tokens,
         num_padded_reqs=0,
@@ -82,13 +83,5 @@ def visible_keys(
         ``[num_tokens]`` int64 rows, and ``[num_tokens]`` int64 counts: 0 for a token that repaired
         starts give to no request.
     """
-    starts = repair_starts(starts[: batch.num_reqs + 1], batch.num_tokens).long()
-    token = torch.arange(batch.num_tokens, device=starts.device)
-    rows = torch.searchsorted(starts[1:], token, right=True).clamp(max=max(batch.num_reqs - 1, 0))
-    whole = keys.long()[rows]
-    seen = whole - starts[1:][rows] + token + 1
-    if isinstance(causal, torch.Tensor):
-        seen = torch.where(causal[rows], seen, whole)
-    elif not causal:
-        seen = whole
-    return rows, torch.where(token < starts[-1], seen, 0).clamp(min=0)
+    found = token_keys(batch, starts, keys, causal)
+    return found.rows, found.ends

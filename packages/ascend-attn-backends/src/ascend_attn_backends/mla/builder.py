@@ -7,6 +7,7 @@ import attrs
 from ..batch import AttentionBatch
 from ..partial_metadata import PartialMetadataBuilder
 from ..standard.builder import host_key_counts
+from .all_keys import all_keys_step
 from .metadata import AscendMLAMetadata
 
 
@@ -14,8 +15,9 @@ from .metadata import AscendMLAMetadata
 class AscendMLAMetadataBuilder(PartialMetadataBuilder):
     """A pure function from batch to metadata.
 
-    The operator is the one of the standard backend, with ropes, so it takes the same host lengths.
-    Prefill, chunks, decode and verification need no split: one call takes all rows.
+    The operator is the one of the standard backend, with ropes, so it takes the same host lengths,
+    unless the batch has bounds: see :meth:`build`. Prefill, chunks, decode and verification need no
+    split: one call takes all rows.
 
     Attributes:
         block_size: Tokens per cache block.
@@ -25,7 +27,16 @@ class AscendMLAMetadataBuilder(PartialMetadataBuilder):
     def build(self, batch: AttentionBatch) -> AscendMLAMetadata:
         """Metadata of one step; nothing in it aliases the batch.
 
+        Where the batch has bounds instead of host lengths (``seq_lens_cpu_upper_bound``) nothing is
+        read: sparse_flash_attention computes the step with every key chosen, see
+        :class:`AllKeysStep`. A step whose indices would be larger than 256 MiB, that is one with a
+        long prompt, reads its lengths, and so does one whose requests differ in causality.
+
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.
         """
+        chosen = all_keys_step(batch, self.block_size)
+        if chosen is not None:
+            fields = self._unread_fields(batch, chosen.indices.shape[1])
+            return AscendMLAMetadata(**fields, keyless_tokens=None, all_keys=chosen)
         return AscendMLAMetadata(**self._partial_fields(batch, host_key_counts(batch)))

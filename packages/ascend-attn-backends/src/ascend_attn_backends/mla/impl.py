@@ -8,6 +8,7 @@ from ascend_attn_ops import PartialAttention
 
 from ..masks import MaskMode
 from ..paged_step import check_shape
+from ..sfa import AscendSFAImpl
 from ..standard import AttentionLaunch
 from .layer import LatentAttentionLayer
 from .metadata import AscendMLAMetadata
@@ -47,6 +48,10 @@ class AscendMLAImpl(LatentAttentionLayer):
             InvalidFieldError: A shape does not fit the layer or the metadata.
             ascend_attn_ops.OpArgumentError: The arguments break the operator's contract.
         """
+        chosen = metadata.all_keys
+        if chosen is not None:
+            tensors = (q_nope, q_pe, latent_cache, rope_cache, chosen.indices)
+            return self._by_indices().forward(*tensors, chosen.step, output)
         rows = metadata.num_tokens
         check_shape("output", output, rows, self.num_heads, self.latent_size)
         caches = self._check(q_nope, q_pe, latent_cache, rope_cache, metadata)
@@ -79,6 +84,10 @@ class AscendMLAImpl(LatentAttentionLayer):
             InvalidFieldError: A shape does not fit the layer or the metadata.
             ascend_attn_ops.OpArgumentError: The arguments break the operator's contract.
         """
+        chosen = metadata.all_keys
+        if chosen is not None:
+            tensors = (q_nope, q_pe, latent_cache, rope_cache, chosen.indices)
+            return self._by_indices().forward_partial(*tensors, chosen.step)
         caches = self._check(q_nope, q_pe, latent_cache, rope_cache, metadata)
         shape = (metadata.num_tokens, self.num_heads)
         out = q_nope.new_zeros(*shape, self.latent_size)
@@ -89,6 +98,10 @@ class AscendMLAImpl(LatentAttentionLayer):
             launch.scatter(part.out, out)
             launch.scatter(part.lse, lse)
         return metadata.neutral(PartialAttention(out, lse))
+
+    def _by_indices(self) -> AscendSFAImpl:
+        """This layer by the operator that takes its lengths from the device."""
+        return AscendSFAImpl(self.num_heads, self.scale, self.latent_size, self.rope_size)
 
     def _check(
         self,

@@ -18,6 +18,7 @@ from ..split import RequestGroup
 from ..starts import repair_starts
 from ..transfer import copy_to_device
 from .metadata import AscendMetadata, AttentionLaunch
+from .token_step import token_step
 
 
 @attrs.frozen
@@ -25,7 +26,8 @@ class AscendAttentionMetadataBuilder:
     """A pure function from batch to metadata; everything that no layer changes is computed here.
 
     The attention operator takes its lengths as host integers. They come from the batch's host
-    copies; without these, each of the two length tensors is read from the device once per step.
+    copies; without these, each of the two length tensors is read from the device once per step,
+    unless the batch has bounds: see :meth:`build`.
 
     Attributes:
         block_size: Tokens per cache block.
@@ -42,10 +44,33 @@ class AscendAttentionMetadataBuilder:
         Query starts pass through :func:`repair_starts` and negative key counts become 0, so rows
         that a runner left dirty compute nothing.
 
+        Where the batch has bounds instead of host lengths (``seq_lens_cpu_upper_bound``) nothing is
+        read: the lengths stay on the device, see :class:`TokenStep`. The keys up to the bound are
+        then read once per token, which suits decode and verification; a step whose masks would be
+        larger than 64 MiB, that is one with a long prompt, reads its lengths.
+
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.
         """
+        step = token_step(batch, self.block_size)
+        if step is not None:
+            fields = self._unread_fields(batch, max(step.key_bounds))
+            return AscendMetadata(**fields, token_step=step)
         return AscendMetadata(**self._fields(batch, host_key_counts(batch)))
+
+    def _unread_fields(self, batch: AttentionBatch, max_seq_len: int) -> dict[str, Any]:
+        """The fields of an :class:`AscendMetadata` when the lengths stay on the device."""
+        batch.validate_in_debug()
+        return {
+            "num_reqs": batch.num_reqs,
+            "num_tokens": batch.num_tokens,
+            "block_size": self.block_size,
+            "max_query_len": batch.max_query_len,
+            "max_seq_len": max_seq_len,
+            "launches": (),
+            "slot_mapping": batch.slot_mapping.clone(),
+            "causal_template": self.masks.template(batch.device),
+        }
 
     def _fields(self, batch: AttentionBatch, keys: list[int]) -> dict[str, Any]:
         """The fields of an :class:`AscendMetadata` when each request attends over ``keys``."""

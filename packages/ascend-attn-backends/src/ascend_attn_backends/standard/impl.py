@@ -7,6 +7,9 @@ import torch
 from ..kv_layout import attention_view
 from ..paged_layer import PagedAttentionLayer
 from .metadata import AscendMetadata, AttentionLaunch
+from .token_step import TokenStep
+
+_FULL_MASK = 1  # sparse_mode of a mask without a rule
 
 
 class AscendAttentionBackendImpl(PagedAttentionLayer):
@@ -42,6 +45,10 @@ class AscendAttentionBackendImpl(PagedAttentionLayer):
         for launch in metadata.launches:
             result = self._attend(launch.gather(query), key, value, metadata, launch)
             launch.scatter(result, output)
+        if metadata.token_step is not None:
+            output[: metadata.num_tokens] = self._attend_tokens(
+                query[: metadata.num_tokens], key, value, metadata.token_step
+            )
         if output.shape[0] > metadata.num_tokens:
             output[metadata.num_tokens :].zero_()
         return output
@@ -73,3 +80,24 @@ class AscendAttentionBackendImpl(PagedAttentionLayer):
             block_size=metadata.block_size,
         )[0]
         return result
+
+    def _attend_tokens(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: TokenStep
+    ) -> torch.Tensor:
+        """``[T, N, D]``, every token as a request of its own under a mask made on the device."""
+        mask = step.mask(self.sliding_window)
+        result: torch.Tensor = torch.ops.ascend_attn.fused_infer_attention_score(
+            query[:, :, None].contiguous(),
+            key,
+            value,
+            atten_mask=mask.hidden,
+            actual_seq_lengths_kv=step.key_bounds,
+            block_table=step.block_table,
+            num_heads=self.num_heads,
+            scale=self.scale,
+            input_layout="BNSD",
+            num_key_value_heads=self.num_kv_heads,
+            sparse_mode=_FULL_MASK,
+            block_size=step.block_size,
+        )[0]
+        return result[:, :, 0].masked_fill(mask.keyless, 0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 import torch
 
+from .token_step import TokenStep
+
 
 @attrs.frozen(eq=False, kw_only=True)
 class AttentionLaunch:
@@ -52,9 +54,11 @@ class AscendMetadata:
         block_size: Tokens per cache block.
         max_query_len: Longest query.
         max_seq_len: Most keys of a request.
-        launches: Operator calls per layer; one, or two when causality differs between requests.
+        launches: Operator calls per layer; one, or two when causality differs between requests, or
+            none when the lengths stayed on the device.
         slot_mapping: ``[num_token_rows]`` int64 cache slots; negative ones are never written.
         causal_template: ``[2048, 2048]`` int8 mask template, shared by all steps.
+        token_step: The step when its lengths stayed on the device, else None.
     """
 
     num_reqs: int
@@ -65,3 +69,4 @@ class AscendMetadata:
     launches: tuple[AttentionLaunch, ...]
     slot_mapping: torch.Tensor
     causal_template: torch.Tensor
+    token_step: TokenStep | None = None

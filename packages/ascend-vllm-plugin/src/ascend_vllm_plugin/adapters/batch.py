@@ -26,6 +26,7 @@ def attention_batch(common: CommonAttentionMetadata, *, drafts_in_flight: bool) 
             accepted, so that its sequence lengths are bounds and not exact.
     """
     rows, tokens = common.num_reqs, common.num_actual_tokens
+    bounds = common.seq_lens_cpu_upper_bound
     return AttentionBatch(
         query_start_loc=common.query_start_loc[: rows + 1],
         seq_lens=common.seq_lens[:rows],
@@ -38,6 +39,7 @@ def attention_batch(common: CommonAttentionMetadata, *, drafts_in_flight: bool) 
         causal=common.causal,
         query_start_loc_cpu=common.query_start_loc_cpu[: rows + 1],
         seq_lens_cpu=_host_seq_lens(common, drafts_in_flight),
+        seq_lens_cpu_upper_bound=None if bounds is None else bounds[:rows],
         is_prefilling=None if common.is_prefilling is None else common.is_prefilling[:rows],
     )
 
