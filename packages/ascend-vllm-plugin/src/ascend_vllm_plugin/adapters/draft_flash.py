@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
-
-from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionMetadata
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ascend_attn_backends import (
     AscendFlashAttentionBackend,
-    AscendFlashAttentionMetadata,
     AscendFlashAttentionMetadataBuilder,
     PlanCache,
 )
 from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_vllm_plugin.adapters.batch import attention_batch
 from ascend_vllm_plugin.adapters.standard import StandardBackend, StandardImpl
+from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 
 if TYPE_CHECKING:
-    import torch
-    from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import AttentionSpec
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    from ascend_attn_backends import AttentionBatch
 
 PLANS = PlanCache()
 """Plans of every draft layer of this process: layers of one geometry share one plan per step."""
@@ -49,35 +47,22 @@ class DraftFlashBackend(StandardBackend):
         return DraftFlashMetadataBuilder
 
 
-class DraftFlashMetadataBuilder(AttentionMetadataBuilder[AscendFlashAttentionMetadata]):
-    """Translates a step for the builder of the draft backend, which reads no length."""
+class DraftFlashMetadataBuilder(StepMetadataBuilder):
+    """Translates a step for the builder of the draft backend, which reads no length.
 
-    def __init__(
-        self,
-        kv_cache_spec: AttentionSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._builder = AscendFlashAttentionMetadataBuilder(
-            block_size=kv_cache_spec.block_size, plans=PLANS
-        )
+    vLLM's drafters have taken the rejected tokens out of the lengths already, which only the device
+    knows. Causality must be one for all requests (`ascend_attn_backends.AttentionBatchError`).
+    """
 
-    def build(
-        self,
-        common_prefix_len: int,
-        common_attn_metadata: CommonAttentionMetadata,
-        fast_build: bool = False,
-    ) -> AscendFlashAttentionMetadata:
-        """Metadata of one step; the lengths in it are device tensors, computed here once.
+    step_builder = AscendFlashAttentionMetadataBuilder
 
-        vLLM's drafters have taken the rejected tokens out of the lengths already.
+    def builder_arguments(self) -> Mapping[str, Any]:
+        """The plans of this process."""
+        return {"plans": PLANS}
 
-        Raises:
-            ascend_attn_backends.AttentionBatchError: causality differs between requests.
-        """
-        return self._builder.build(attention_batch(common_attn_metadata, drafts_in_flight=True))
+    def batch_of(self, common: CommonAttentionMetadata) -> AttentionBatch:
+        """The step as a batch, its lengths on the device alone."""
+        return attention_batch(common, drafts_in_flight=True)
 
 
 class DraftFlashImpl(StandardImpl):

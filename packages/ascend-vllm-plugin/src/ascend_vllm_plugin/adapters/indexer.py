@@ -22,9 +22,10 @@ from ascend_attn_backends import (
 from ascend_vllm_plugin.adapters.latent import (
     LatentBackend,
     LatentMetadata,
-    SharedKeysMetadataBuilder,
+    LatentMetadataBuilder,
 )
 from ascend_vllm_plugin.adapters.layer import layer_request
+from ascend_vllm_plugin.adapters.shared_keys import SharedKeysMetadataBuilder
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionImplBase
 
 
-class IndexerMetadataBuilder(SharedKeysMetadataBuilder):
+class IndexerMetadataBuilder(SharedKeysMetadataBuilder, LatentMetadataBuilder):
     """Metadata over this rank's index rows."""
 
     step_builder = AscendSFAIndexerDCPMetadataBuilder

@@ -16,27 +16,24 @@ import attrs
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
-    AttentionMetadataBuilder,
     AttentionType,
     CommonAttentionMetadata,
     MLAAttentionImpl,
     MultipleOf,
 )
 
-from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl, AttentionBatch
+from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl
 from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_attn_ops import PartialAttention
-from ascend_vllm_plugin.adapters.batch import attention_batch, drafts_in_flight
 from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
-from ascend_vllm_plugin.adapters.shared_keys import SharedKeysFacts, padded, shard_of
+from ascend_vllm_plugin.adapters.shared_keys import SharedKeysFacts, padded
+from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionImplBase, AttentionLayer
-    from vllm.v1.kv_cache_interface import AttentionSpec
 
 Queries = tuple[torch.Tensor, torch.Tensor]
 """Absorbed [T, N, 512] and rotated [T, N, 64] queries."""
@@ -117,29 +114,8 @@ class LatentBackend(AttentionBackend):
         return True
 
 
-class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
-    """Translates a step of vLLM for a builder of ascend-attn-backends.
-
-    Attributes:
-        step_builder: that builder's class.
-    """
-
-    step_builder: ClassVar[type[Any]]
-
-    def __init__(
-        self,
-        kv_cache_spec: AttentionSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._drafts_in_flight = drafts_in_flight(vllm_config)
-        self._spreads_prompts = vllm_config.parallel_config.prefill_context_parallel_size > 1
-
-    def build_step(self, batch: AttentionBatch) -> Any:
-        """Our metadata of a step."""
-        return self.step_builder(block_size=self.kv_cache_spec.block_size).build(batch)
+class LatentMetadataBuilder(StepMetadataBuilder):
+    """Translates a step, and tells vLLM's layer which tokens are decodes."""
 
     def build(
         self,
@@ -149,10 +125,9 @@ class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
     ) -> LatentMetadata:
         """Metadata of one step, built once and read by all layers."""
         common = common_attn_metadata
-        batch = attention_batch(common, drafts_in_flight=self._drafts_in_flight)
         decodes, decode_tokens = self._decodes(common)
         return LatentMetadata(
-            step=self.build_step(batch),
+            step=self.build_step(self.batch_of(common)),
             num_actual_tokens=common.num_actual_tokens,
             num_decodes=decodes,
             num_decode_tokens=decode_tokens,
@@ -169,19 +144,11 @@ class LatentMetadataBuilder(AttentionMetadataBuilder[LatentMetadata]):
         first; how many tokens a request has says nothing about it.
         """
         prefilling = common.is_prefilling
-        if not self._spreads_prompts or prefilling is None or not prefilling.any():
+        spread = self.vllm_config.parallel_config.prefill_context_parallel_size > 1
+        if not spread or prefilling is None or not prefilling.any():
             return common.num_reqs, common.num_actual_tokens
         first = int(prefilling.int().argmax())
         return first, int(common.query_start_loc_cpu[first])
-
-
-class SharedKeysMetadataBuilder(LatentMetadataBuilder):
-    """Translates a step for a builder that wants to know this rank's share of the keys."""
-
-    def build_step(self, batch: AttentionBatch) -> Any:
-        """Our metadata of a step, over this rank's rows."""
-        block_size, shard = self.kv_cache_spec.block_size, shard_of(self.vllm_config)
-        return self.step_builder(block_size=block_size, shard=shard).build(batch)
 
 
 class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  # vLLM never reads it

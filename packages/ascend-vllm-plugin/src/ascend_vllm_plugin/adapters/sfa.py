@@ -24,8 +24,8 @@ from ascend_vllm_plugin.adapters.latent import (
     LatentMetadataBuilder,
     Queries,
     SharedKeysImpl,
-    SharedKeysMetadataBuilder,
 )
+from ascend_vllm_plugin.adapters.shared_keys import SharedKeysMetadataBuilder
 
 
 class SFAMetadataBuilder(LatentMetadataBuilder):
@@ -80,7 +80,7 @@ class SFABackend(LatentBackend):
         return True
 
 
-class SFADcpMetadataBuilder(SharedKeysMetadataBuilder):
+class SFADcpMetadataBuilder(SharedKeysMetadataBuilder, LatentMetadataBuilder):
     """Metadata over this rank's keys."""
 
     step_builder = AscendSFADCPMetadataBuilder

@@ -1,17 +1,19 @@
-"""Layers whose keys ranks share (decode context parallel), as vLLM computes them.
+"""What layers have in common whose keys ranks share (decode context parallel).
 
-vLLM gathers the query heads of all ranks, asks the layer for its part over the keys of this rank,
-and merges the parts by their lse.
+Of latent layers vLLM wants one part: it gathers the query heads of all ranks, asks for attention
+over the keys of this one, and merges the parts by their lse. A dense layer does all of this itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ascend_attn_backends import ContextShard
 from ascend_attn_ops import PartialAttention
+from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,6 +25,14 @@ class SharedKeysFacts:
     supports_dcp = True
     can_return_lse_for_decode = True
     supports_mtp_with_cp_non_trivial_interleave_size = True
+
+
+class SharedKeysMetadataBuilder(StepMetadataBuilder):
+    """Translates a step for a builder that wants to know this rank's share of the keys."""
+
+    def builder_arguments(self) -> Mapping[str, Any]:
+        """The share."""
+        return {"shard": shard_of(self.vllm_config)}
 
 
 def shard_of(vllm_config: VllmConfig) -> ContextShard:

@@ -9,7 +9,6 @@ import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionImpl,
-    AttentionMetadataBuilder,
     AttentionType,
     CommonAttentionMetadata,
     MultipleOf,
@@ -22,16 +21,14 @@ from ascend_attn_backends import (
     AscendMetadata,
 )
 from ascend_attn_backends import AttentionBackend as BackendClass
-from ascend_vllm_plugin.adapters.batch import attention_batch, drafts_in_flight
 from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
+from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionLayer
-    from vllm.v1.kv_cache_interface import AttentionSpec
 
 
 class StandardBackend(AttentionBackend):
@@ -92,19 +89,10 @@ class StandardMetadata(AscendMetadata):
     causal: bool | torch.Tensor
 
 
-class StandardMetadataBuilder(AttentionMetadataBuilder[StandardMetadata]):
+class StandardMetadataBuilder(StepMetadataBuilder):
     """Translates a step for the builder of the standard backend."""
 
-    def __init__(
-        self,
-        kv_cache_spec: AttentionSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._builder = AscendAttentionMetadataBuilder(block_size=kv_cache_spec.block_size)
-        self._drafts_in_flight = drafts_in_flight(vllm_config)
+    step_builder = AscendAttentionMetadataBuilder
 
     def build(
         self,
@@ -112,14 +100,8 @@ class StandardMetadataBuilder(AttentionMetadataBuilder[StandardMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> StandardMetadata:
-        """Metadata of one step.
-
-        A prefix common to the batch (cascade attention) is not made use of: vLLM asks a builder
-        before it uses it, and this one says no.
-        """
-        built = self._builder.build(
-            attention_batch(common_attn_metadata, drafts_in_flight=self._drafts_in_flight)
-        )
+        """Metadata of one step; see the base class."""
+        built = self.build_step(self.batch_of(common_attn_metadata))
         fields = attrs.asdict(built, recurse=False)
         return StandardMetadata(**fields, causal=common_attn_metadata.causal)
 
@@ -172,8 +154,12 @@ class StandardImpl(AttentionImpl[Any]):
         refusals += unknown_arguments(self.backend.name, kv_sharing_target_layer_name, further)
         if refusals:
             raise LayerRefusedError(self.backend.name, refusals)
-        self._impl = self.backend.impl_class(
-            num_heads, head_size, self.scale, self.num_kv_heads, sliding_window
+        self._impl = self.make_impl()
+
+    def make_impl(self) -> Any:
+        """The layer of the backend."""
+        return self.backend.impl_class(
+            self.num_heads, self.head_size, self.scale, self.num_kv_heads, self.sliding_window
         )
 
     def do_kv_cache_update(
@@ -218,10 +204,17 @@ class StandardImpl(AttentionImpl[Any]):
             )
         if attn_metadata is None:
             return output.zero_()
-        key_cache, value_cache = self._split(kv_cache)
-        result: torch.Tensor = self._impl.forward(
-            query, key_cache, value_cache, attn_metadata, output
-        )
+        return self.attend((query, key, value), self._split(kv_cache), attn_metadata, output)
+
+    def attend(
+        self,
+        rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        caches: tuple[torch.Tensor, torch.Tensor],
+        metadata: Any,
+        output: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `forward`, on this step's queries, keys and values and both caches."""
+        result: torch.Tensor = self._impl.forward(rows[0], *caches, metadata, output)
         return result
 
     def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
