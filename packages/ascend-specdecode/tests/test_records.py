@@ -89,12 +89,13 @@ def test_a_part_of_a_proposal_keeps_its_probabilities() -> None:
     probabilities = torch.arange(12.0).reshape(3, 4)
     proposal = Proposal((4, 5, 6), probabilities)
     assert proposal.first(3) is proposal
-    part = proposal.part(1, 3)
-    assert part.tokens == (5, 6)
+    part = proposal.first(2)
+    assert (part.tokens, part.parents) == ((4, 5), None)
     assert part.probabilities is not None
-    assert torch.equal(part.probabilities, probabilities[1:])
+    assert torch.equal(part.probabilities, probabilities[:2])
     assert Proposal((4, 5)).first(1).probabilities is None
     assert proposal.first(0).tokens == ()
+    assert Proposal((4, 5, 6), parents=(-1, 0, -1)).first(2).parents == (-1, 0)
 
 
 def test_greedy_is_the_default() -> None:

@@ -89,8 +89,8 @@ def test_without_drafts_and_spans_those_plots_are_left_out(tmp_path: Path) -> No
 
 def test_the_summary_is_that_of_the_statistics() -> None:
     statistics = Statistics()
-    statistics.verified(3, drafted=2, accepted=1)
-    statistics.verified(1, drafted=2, accepted=2)
+    statistics.verified(3, drafted=(1, 1), accepted=1)
+    statistics.verified(1, drafted=(1, 1), accepted=2)
     statistics.generation_tokens = 9
     found = RunSummary.of("run", 3.0, statistics)
     assert found.acceptance_per_position == (1.0, 0.25)

@@ -5,13 +5,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from speculation_support import (
     START,
-    VOCABULARY,
     WATCHED,
     chi_square,
     draft,
@@ -23,6 +23,7 @@ from ascend_specdecode import (
     GREEDY,
     ArgumentError,
     DraftedSequence,
+    DrafterError,
     ExactVerifier,
     InexactTypicalVerifier,
     LogitsSampler,
@@ -30,6 +31,7 @@ from ascend_specdecode import (
     SamplingParameters,
     Scores,
     SequenceState,
+    TargetError,
     Verifier,
     rejection_sample,
     typical_acceptance_inexact,
@@ -181,26 +183,90 @@ IMPOSSIBLE = torch.full((1, 2, 4), -math.inf)
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
-    ("proposal", "logits", "message"),
+    ("proposal", "logits", "error", "message"),
     [
-        ((1,), torch.zeros(2, 4), r"logits: found shape \[2, 4\], allowed shape \[B, K\+1, V\]"),
-        ((1,), torch.zeros(2, 2, 4), r"logits: .* with B = 1 and K >= 1"),
-        ((1, 2), torch.zeros(1, 2, 4), r"logits: .* with B = 1 and K >= 2"),
-        ((4,), torch.zeros(1, 2, 4), r"drafted for sequence 17: found \[4\], .*V = 4"),
-        ((-1,), torch.zeros(1, 2, 4), r"drafted for sequence 17: found \[-1\]"),
-        ((1,), NAN, "logits of sequence 17 at place 1: found NaN"),
-        ((1,), IMPOSSIBLE, "logits of sequence 17 at place 0: .* allowed a possible token"),
+        ((1,), torch.zeros(2, 4), ArgumentError, r"logits: .* allowed shape \[B, K\+1, V\]"),
+        ((1,), torch.zeros(2, 2, 4), ArgumentError, r"logits: .* with B = 1 and K >= 1"),
+        ((1, 2), torch.zeros(1, 2, 4), ArgumentError, r"logits: .* with B = 1 and K >= 2"),
+        ((4,), torch.zeros(1, 2, 4), DrafterError, r"sequence 17: found tokens \[4\], .*V = 4"),
+        ((-1,), torch.zeros(1, 2, 4), DrafterError, r"sequence 17: found tokens \[-1\]"),
+        ((1,), NAN, TargetError, "no token is possible: .* for sequence 17 at place 1"),
+        ((1,), IMPOSSIBLE, TargetError, "no token is possible: .* for sequence 17 at place 0"),
     ],
 )
 def test_bad_scores_and_drafts_are_refused(
-    sampling: SamplingParameters, proposal: tuple[int, ...], logits: torch.Tensor, message: str
+    sampling: SamplingParameters,
+    proposal: tuple[int, ...],
+    logits: torch.Tensor,
+    error: type[Exception],
+    message: str,
 ) -> None:
     for verifier in (ExactVerifier(), InexactTypicalVerifier()):
-        with pytest.raises(ArgumentError, match=message):
+        with pytest.raises(error, match=message):
             asyncio.run(verifier.verify([row_of(proposal, sampling)], Scores(logits)))
 
 
-def test_draft_probabilities_of_another_vocabulary_are_refused() -> None:
-    row = row_of((1,), SAMPLED, probabilities=torch.full((1, 5), 0.2))
-    with pytest.raises(ArgumentError, match=r"drafted for sequence 17: found shape \[1, 5\]"):
-        ExactVerifier().verify_logits([row], torch.zeros(1, 2, VOCABULARY))
+def wrong_row(place: int, value: float) -> torch.Tensor:
+    """Two distributions over four tokens, one entry of which is changed."""
+    probs = torch.full((2, 4), 0.25)
+    probs[place, 3] = value
+    return probs
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "message"),
+    [
+        (torch.full((2, 5), 0.2), r"found probabilities of shape \[2, 5\], allowed .* \[2, 4\]"),
+        (torch.full((1, 4), 0.25), r"found probabilities of shape \[1, 4\]"),
+        (torch.ones(2, 4, dtype=torch.int64), "found probabilities of torch.int64"),
+        (wrong_row(1, math.nan), "the probabilities of drafted token 1 are no distribution"),
+        (wrong_row(0, -0.25), "the probabilities of drafted token 0 are no distribution"),
+        (wrong_row(1, 0.5), "the probabilities of drafted token 1 are no distribution"),
+        (wrong_row(0, math.inf), "the probabilities of drafted token 0 are no distribution"),
+    ],
+)
+def test_probabilities_that_are_none_are_held_against_the_drafter(
+    probabilities: torch.Tensor, message: str
+) -> None:
+    good = attrs.evolve(row_of((1, 2), SAMPLED), sequence=SequenceState.of([5], 3, SAMPLED))
+    bad = row_of((1, 2), SAMPLED, probabilities=probabilities)
+    with pytest.raises(DrafterError, match=f"drafted for sequence 17: {message}") as caught:
+        ExactVerifier().verify_logits([good, bad], torch.zeros(2, 3, 4))
+    assert caught.value.sequence_ids == {17}
+
+
+def test_an_error_names_all_rows_of_its_kind_and_no_other() -> None:
+    logits = torch.zeros(4, 2, 4)
+    logits[1, 0, 2] = logits[3, 1, 0] = math.nan
+    samplings = (GREEDY, GREEDY, SAMPLED, SAMPLED)
+    rows = [
+        DraftedSequence(SequenceState.of([1], number, sampling), Proposal((1,)))
+        for number, sampling in enumerate(samplings)
+    ]
+    with pytest.raises(TargetError) as caught:
+        ExactVerifier().verify_logits(rows, logits)
+    assert caught.value.sequence_ids == {1, 3}
+
+
+def test_a_bias_beyond_the_vocabulary_names_its_row() -> None:
+    biased = DraftedSequence(SequenceState.of([1], 7, SamplingParameters(logit_bias={4: 1.0})))
+    with pytest.raises(
+        TargetError, match=r"logit_bias: found tokens \[4\], allowed 0..3"
+    ) as caught:
+        ExactVerifier().verify_logits([row_of((), GREEDY), biased], torch.zeros(2, 1, 4))
+    assert caught.value.sequence_ids == {7}
+
+
+def test_a_sampler_that_returns_no_distribution_is_seen() -> None:
+    class Doubled(LogitsSampler):
+        def probabilities(self, batch: Any, logits: torch.Tensor) -> torch.Tensor:
+            return 2 * super().probabilities(batch, logits)
+
+    with pytest.raises(TargetError, match="the sampler returned no distribution, for sequence 17"):
+        ExactVerifier(Doubled()).verify_logits([row_of((1,), SAMPLED)], torch.zeros(1, 2, 4))
+
+
+def test_typical_acceptance_refuses_trees() -> None:
+    row = row_of((1, 2), SAMPLED, parents=(-1, -1))
+    with pytest.raises(ArgumentError, match="found a tree, allowed a chain"):
+        asyncio.run(InexactTypicalVerifier().verify([row], Scores(torch.zeros(1, 3, 4))))

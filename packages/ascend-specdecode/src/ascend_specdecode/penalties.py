@@ -19,7 +19,7 @@ class TokenCounts:
 
     Attributes:
         output: [B, J, V] float32, how often each token is in the output, the drafted tokens before
-            this place included.
+            this place (in a tree: above it) included.
         prompt: [B, 1, V] bool, which tokens are in the prompt.
     """
 
@@ -41,9 +41,11 @@ class TokenCounts:
             tokens, split = row.sequence.verified, row.sequence.prompt_length
             output[index, 0] = _counts(tokens[split:], vocabulary)
             prompt[index, 0] = _counts(tokens[:split], vocabulary) > 0
-            for place, token in enumerate(row.proposal.tokens[: width - 1], start=1):
-                output[index, place, token] = 1
-        np.cumsum(output, axis=1, out=output)
+            parents = row.proposal.parents
+            for node, token in enumerate(row.proposal.tokens[: width - 1]):
+                before = node if parents is None else parents[node] + 1
+                output[index, node + 1] = output[index, before]
+                output[index, node + 1, token] += 1
         return cls(torch.from_numpy(output).to(device), torch.from_numpy(prompt).to(device))
 
 

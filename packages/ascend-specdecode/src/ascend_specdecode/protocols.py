@@ -23,29 +23,32 @@ ScoresT_contra = TypeVar("ScoresT_contra", contravariant=True)
 
 @attrs.frozen(eq=False)
 class Proposal:
-    """Drafted tokens of one sequence.
+    """Drafted tokens of one sequence: one after the other, or a tree (:class:`TreeDrafter`).
 
     Attributes:
         tokens: what the drafter thinks comes next, at most the k that was asked for; may be empty.
-        probabilities: [len(tokens), V] float, the distribution each token was sampled from; None
-            where the drafter has none (prompt lookup) or took the most likely token: verification
-            then treats it as a point mass on the token.
+        probabilities: [len(tokens), V] float, the distribution each token was sampled from (in a
+            tree: given the siblings before it); None where the drafter has none (prompt lookup) or
+            took the most likely token: verification then treats it as a point mass on the token.
+        parents: None where each token follows the one before it. In a tree the index of the token
+            that each one follows, below its own; -1 for those that follow the sequence. State of
+            the first path (tokens 0, 1, 2 ... for as long as each follows the one before) is kept
+            when it is accepted, so the likeliest path comes first.
     """
 
     tokens: tuple[int, ...] = ()
     probabilities: Tensor | None = None
+    parents: tuple[int, ...] | None = None
 
     def first(self, count: int) -> Proposal:
-        """Return the first ``count`` drafted tokens."""
-        return self.part(0, count)
-
-    def part(self, start: int, end: int) -> Proposal:
-        """Return the drafted tokens ``start``..``end`` with their probabilities."""
-        if start == 0 and end >= len(self.tokens):
+        """Return the first ``count`` drafted tokens; of a tree that is a tree again."""
+        if count >= len(self.tokens):
             return self
-        probabilities = self.probabilities
+        probabilities, parents = self.probabilities, self.parents
         return Proposal(
-            self.tokens[start:end], None if probabilities is None else probabilities[start:end]
+            self.tokens[:count],
+            None if probabilities is None else probabilities[:count],
+            None if parents is None else parents[:count],
         )
 
 
@@ -78,8 +81,9 @@ class Scores:
 
     Attributes:
         logits: [B, K+1, V] float with K the most drafted tokens of a row; ``[b, j]`` is the
-            distribution after sequence b and its first j drafted tokens. Entries with
-            j > len(proposal.tokens), and rows that need no scores, are ignored.
+            distribution after sequence b and its first j drafted tokens; in a tree after the j-th
+            token and those above it. Entries with j > len(proposal.tokens), and rows that need no
+            scores, are ignored.
         hidden_states: for drafters that read the target's hidden states, else None: entry b is
             [N_b, H], the positions that this call computed for row b (``cached_length`` on).
     """
@@ -105,6 +109,19 @@ class Drafter(Protocol):
 
     def forget(self, sequence_id: int) -> None:
         """Drop what is held for a sequence, known or not. Not called while ``propose`` runs."""
+        ...
+
+
+@runtime_checkable
+class TreeDrafter(Drafter, Protocol):
+    """A drafter whose proposals may be trees, of up to k tokens over all paths.
+
+    Its target must be a :class:`TreeTarget` and its verifier a :class:`TreeVerifier`.
+    """
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether its proposals may have ``parents``."""
         ...
 
 
@@ -154,6 +171,31 @@ class Target(Protocol[ScoresT_co]):
         ...
 
 
+@runtime_checkable
+class TreeTarget(Target[ScoresT_co], Protocol):
+    """A target that scores trees: each drafted token sees the sequence and the tokens above it.
+
+    The state of a tree's tokens follows that of the sequence in their order. Of an accepted path
+    only the part that is first in that order is kept, by length; the rest is computed again with
+    the next step, so nothing is copied.
+    """
+
+    @property
+    def scores_trees(self) -> bool:
+        """Whether proposals may have ``parents``."""
+        ...
+
+
+@runtime_checkable
+class SizedTarget(Target[ScoresT_co], Protocol):
+    """A target that says how many tokens it knows; ids beyond are refused before they reach it."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens V that it scores; ids are 0..V-1."""
+        ...
+
+
 class Verifier(Protocol[ScoresT_contra]):
     """Decides what a scored batch emits."""
 
@@ -167,9 +209,21 @@ class Verifier(Protocol[ScoresT_contra]):
         position, so that a request's stream does not depend on who shares its batch.
 
         Raises:
+            DrafterError: names the sequences whose drafts are unusable, such as probabilities that
+                are no distribution; the batch is verified again without these drafts.
             TargetError: names the sequences whose scores are unusable, such as NaN; any other
                 exception fails all rows.
         """
+        ...
+
+
+@runtime_checkable
+class TreeVerifier(Verifier[ScoresT_contra], Protocol):
+    """A verifier that takes trees: it emits an accepted path and one more token."""
+
+    @property
+    def verifies_trees(self) -> bool:
+        """Whether proposals may have ``parents``."""
         ...
 
 

@@ -193,16 +193,26 @@ def rejection_sample_tree(
     """
     _check_tree_step(tree, target_probs, draft_probs)
     seeds, positions = request_streams(tree.tokens, seeds, positions)
-    seeds, positions = seeds.unsqueeze(1), positions.unsqueeze(1)
-    ends = positions + torch.arange(tree.tokens.shape[1] + 1, device=tree.tokens.device)
-    at, ranks = positions + tree.depths(), tree.sibling_ranks()
-    return rejection_sample_tree_with(
-        tree,
-        target_probs,
-        draft_probs,
-        uniforms(seeds, at, Purpose.ACCEPT, ranks),
-        InverseCdf(uniforms(seeds, ends, Purpose.CHOOSE)),
-    )
+    accept, choose = tree_numbers(tree, seeds, positions)
+    return rejection_sample_tree_with(tree, target_probs, draft_probs, accept, choose)
+
+
+def tree_numbers(tree: DraftTree, seeds: Tensor, positions: Tensor) -> tuple[Tensor, InverseCdf]:
+    """Return the random numbers of :func:`rejection_sample_tree`.
+
+    Args:
+        tree: the drafted trees.
+        seeds: [B] int64.
+        positions: [B] int64.
+
+    Returns:
+        [B, N] that accept, and what chooses the token after the path.
+    """
+    rows, starts = seeds.unsqueeze(1), positions.unsqueeze(1)
+    ends = starts + torch.arange(tree.tokens.shape[1] + 1, device=tree.tokens.device)
+    at, ranks = starts + tree.depths(), tree.sibling_ranks()
+    accept = uniforms(rows, at, Purpose.ACCEPT, ranks)
+    return accept, InverseCdf(uniforms(rows, ends, Purpose.CHOOSE))
 
 
 @torch.no_grad()

@@ -66,8 +66,8 @@ class SpeculationReport:
         acceptance: chance of each position, given those before it.
         tokens_per_second: expected of one request, for k = 0, 1, ...; empty before measurements.
         break_even: the acceptance, the same at every position, from which drafting ``k`` tokens
-            (one where ``k`` is 0) is as fast as plain decoding; None where no acceptance is enough
-            or nothing was measured.
+            (one where ``k`` is 0) is as fast as plain decoding; None where no acceptance is
+            enough, nothing was measured, or trees are drafted.
         draft_seconds: cost of drafting that many tokens.
         plain_seconds: cost of a plain step.
     """
@@ -122,25 +122,41 @@ class SpeculationPolicy(Protocol):
 class _Measured:
     """What both policies measure and report."""
 
-    def __init__(self, largest: int, config: AdaptiveConfig, *, pipelined: bool) -> None:
+    def __init__(
+        self, largest: int, config: AdaptiveConfig, *, pipelined: bool, trees: bool
+    ) -> None:
         self.largest = largest
         self.costs = StepCosts(config.memory)
         self._config = config
         self._pipelined = pipelined
+        self._trees = trees
+        self._depth = 0  # of the trees so far
         self._acceptance = AcceptanceModel(largest, config.memory)
 
     def guess_holds(self, k: int, *, accepted: bool) -> float:
         """Return the chance of the bonus token, and of the k tokens before it."""
-        chances = self._acceptance.chances()[:k]
+        chances = self._chances()[: self._path(k)]
         bonus = chances[-1] if chances else 0.0
         return bonus if accepted else math.prod(chances) * bonus
 
     def waits(self, k: int, rows: int) -> bool:
         """Whether rows that have drafts had better wait for those that have none."""
-        waiting, going = self._pipelined_seconds(k, rows, self._acceptance.chances())
+        waiting, going = self._pipelined_seconds(k, rows, self._chances())
         return waiting <= going
 
+    def _chances(self) -> list[float]:
+        """Return the chance of each position; beyond the end of the trees there is none."""
+        chances = self._acceptance.chances()
+        depth = self._path(self.largest)
+        return chances[:depth] + [0.0] * (self.largest - depth)
+
+    def _path(self, k: int) -> int:
+        """Return the tokens of one path of a draft of ``k`` tokens."""
+        return min(k, self._depth or k) if self._trees else k
+
     def _learn(self, step: StepRecord) -> None:
+        reached = [place + 1 for place, drafts in enumerate(step.tried) if drafts]
+        self._depth = max([self._depth, *reached])
         if step.draft_seconds is not None:
             self.costs.draft.observe(step.k, step.draft_seconds)
         if step.scored and not step.prompts:
@@ -170,7 +186,8 @@ class _Measured:
         """
         score, draft = self.costs.score.seconds(rows * (k + 1)), self.costs.draft.seconds(k)
         beside = max(score, self.costs.draft.seconds(k + 1))
-        held = math.prod(chances[:k]) * chances[k - 1]
+        path = self._path(k)
+        held = math.prod(chances[:path]) * chances[path - 1]
         all_hold = held**rows
         return all_hold * beside + (1.0 - all_hold) * (score + draft), (2.0 - held) * beside
 
@@ -182,7 +199,7 @@ class _Measured:
 
     def _break_even(self, k: int, rows: int) -> float | None:
         plain = self._plain(rows)
-        if not k or not self.costs.draft.known or plain <= 0.0:
+        if not k or self._trees or not self.costs.draft.known or plain <= 0.0:
             return None
 
         def gain(chance: float) -> float:
@@ -198,7 +215,7 @@ class _Measured:
         return high
 
     def _describe(self, k: int, rows: int) -> SpeculationReport:
-        chances = self._acceptance.chances()
+        chances = self._chances()
         measured = self.costs.score.known
         shown = max(k, min(1, self.largest))
         return SpeculationReport(
@@ -214,8 +231,8 @@ class _Measured:
 class FixedK(_Measured):
     """Always the same k. Measures as the adaptive policy does, so that it can report."""
 
-    def __init__(self, k: int, *, pipelined: bool = False) -> None:
-        super().__init__(k, AdaptiveConfig(), pipelined=pipelined)
+    def __init__(self, k: int, *, pipelined: bool = False, trees: bool = False) -> None:
+        super().__init__(k, AdaptiveConfig(), pipelined=pipelined, trees=trees)
 
     def choose(self, rows: int) -> int:
         """Return k."""
@@ -245,10 +262,14 @@ class AdaptiveK(_Measured):
         largest: the largest k.
         config: its settings.
         pipelined: whether the engine drafts ahead, which hides the cost of drafts that hold.
+        trees: whether drafts are trees. Part of a tree tells nothing about a smaller one, so they
+            are drafted whole or not at all.
     """
 
-    def __init__(self, largest: int, config: AdaptiveConfig, *, pipelined: bool = False) -> None:
-        super().__init__(largest, config, pipelined=pipelined)
+    def __init__(
+        self, largest: int, config: AdaptiveConfig, *, pipelined: bool = False, trees: bool = False
+    ) -> None:
+        super().__init__(largest, config, pipelined=pipelined, trees=trees)
         self._plain_steps = 0
         self._since_plain = 0
         self._elapsed = 0.0
@@ -258,7 +279,7 @@ class AdaptiveK(_Measured):
     def choose(self, rows: int) -> int:
         """Return k for the next step."""
         k, self._marginal = self._best(max(1, rows))
-        return k
+        return self._drafted(k)
 
     def draft_limit(self, k: int, rows: int) -> float | None:
         """Return what may still be lost; a draft that takes longer is given up."""
@@ -272,7 +293,7 @@ class AdaptiveK(_Measured):
             return self.largest
         if rate <= self._marginal:
             return 0
-        if rate >= 1.0:
+        if rate >= 1.0 or self._trees:
             return self.largest
         return min(self.largest, int(math.log(self._marginal) / math.log(rate)))
 
@@ -294,7 +315,10 @@ class AdaptiveK(_Measured):
     def report(self, rows: int) -> SpeculationReport:
         """Say what is known, and what would be drafted next."""
         rows = max(1, rows)
-        return self._describe(self._best(rows)[0], rows)
+        return self._describe(self._drafted(self._best(rows)[0]), rows)
+
+    def _drafted(self, k: int) -> int:
+        return self.largest if k and self._trees else k
 
     def _best(self, rows: int) -> tuple[int, float]:
         """Return k, and the tokens that a scored position must add to be worth its time."""
@@ -302,7 +326,7 @@ class AdaptiveK(_Measured):
             return 0, 0.0
         if not self.costs.draft.known:
             return 1, 0.0
-        chances = self._acceptance.chances()
+        chances = self._chances()
         rates = self._rates(rows, chances)
         best = max(range(len(rates)), key=rates.__getitem__)
         if not best:

@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from ascend_specdecode.drafted_paths import kept
 from ascend_specdecode.drafters.held import PerSequence
 from ascend_specdecode.drafters.models import DraftInput
 from ascend_specdecode.errors import ArgumentError, DrafterError
@@ -115,8 +116,8 @@ class HiddenStates:
             raise ArgumentError("hidden_states", None, allowed)
         for row, hidden, tokens in zip(batch, scores.hidden_states, emitted, strict=True):
             start = row.cached_length
-            # The last emitted token was not computed yet.
-            count = row.sequence.length + max(len(tokens) - 1, 0) - start
+            # The last emitted token was not computed yet; of a tree the first path counts.
+            count = row.sequence.length - start + (kept(row.proposal, tokens) if tokens else 0)
             if hidden.dim() != 2 or len(hidden) < count:
                 name = f"hidden_states of sequence {row.sequence.sequence_id}"
                 found, allowed = f"shape {list(hidden.shape)}", f"[N, H] with N >= {count}"

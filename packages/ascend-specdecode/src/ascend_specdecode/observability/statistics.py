@@ -108,17 +108,23 @@ class Statistics:
     inter_token: Histogram = attrs.field(factory=lambda: Histogram(INTER_TOKEN_BUCKETS))
     request: Histogram = attrs.field(factory=lambda: Histogram(REQUEST_BUCKETS))
 
-    def verified(self, rows: int, drafted: int, accepted: int) -> None:
-        """Count verified rows that all had as many drafted and as many accepted tokens."""
+    def verified(self, rows: int, drafted: Sequence[int], accepted: int) -> None:
+        """Count verified rows that had the same numbers of drafted and accepted tokens.
+
+        Args:
+            rows: how many.
+            drafted: drafted tokens by position: 1 each in a chain, siblings of a tree together.
+            accepted: accepted tokens.
+        """
         if not drafted:
             self.plain_rows += rows
             return
         self.drafts += rows
-        while len(self.drafted) < drafted:
+        while len(self.drafted) < len(drafted):
             self.drafted.append(0)
             self.accepted.append(0)
-        for position in range(drafted):
-            self.drafted[position] += rows
+        for position, count in enumerate(drafted):
+            self.drafted[position] += count * rows
         for position in range(accepted):
             self.accepted[position] += rows
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic
 
 import anyio
 import attrs
 
+from ascend_specdecode.drafted_paths import is_path, tree_fault
 from ascend_specdecode.errors import DrafterError, ProtocolError, TargetError
 from ascend_specdecode.observability.statistics import Statistics
 from ascend_specdecode.observability.trace import Lane, Trace
@@ -45,6 +46,8 @@ class DraftCall:
         failure_limit: lost drafts after which a request goes on without.
         statistics: where losses are counted.
         trace: where calls are drawn.
+        trees: whether proposals may be trees.
+        vocabulary: tokens that the target knows, None where it does not say.
         seconds: how long the last call took.
     """
 
@@ -53,6 +56,8 @@ class DraftCall:
     failure_limit: int
     statistics: Statistics
     trace: Trace
+    trees: bool = False
+    vocabulary: int | None = None
     seconds: float = 0.0
 
     async def propose(
@@ -114,11 +119,26 @@ class DraftCall:
             raise ProtocolError(f"the drafter returned {len(found)} proposals for {len(lives)}")
         proposals = list(found)
         for index, proposal in enumerate(proposals):
-            fault = _fault(proposal, k)
+            fault = self._fault(proposal, k)
             if fault is not None:
                 self.failed([lives[index]], ProtocolError(fault))
                 proposals[index] = NOTHING
         return proposals
+
+    def _fault(self, proposal: Proposal, k: int) -> str | None:
+        """Say what a target must never see: too many tokens, ids that are none, a broken tree."""
+        tokens, probabilities, size = proposal.tokens, proposal.probabilities, self.vocabulary
+        if len(tokens) > k:
+            return f"{len(tokens)} drafted tokens, k is {k}"
+        if tokens and min(tokens) < 0:
+            return f"the drafted id {min(tokens)} is not a token"
+        if tokens and size is not None and max(tokens) >= size:
+            return f"the drafted id {max(tokens)} is not a token, the target has {size}"
+        if probabilities is not None and len(probabilities) != len(tokens):
+            return f"{len(probabilities)} rows of probabilities for {len(tokens)} drafted tokens"
+        if proposal.parents is not None and not self.trees:
+            return "a tree from a drafter without drafts_trees = True"
+        return tree_fault(proposal)
 
     def failed(self, lives: Iterable[Lifetime], error: Exception) -> None:
         """Count drafts lost to an error of the drafter."""
@@ -193,13 +213,16 @@ class TargetCall(Generic[ScoresT]):
                 self.trace.add(Lane.SCORE, "score", start, end, batch=len(batch), drafted=drafted)
 
     async def verify(
-        self, lives: Sequence[Lifetime], batch: Sequence[DraftedSequence], scores: ScoresT
+        self,
+        lives: Sequence[Lifetime],
+        batch: Sequence[DraftedSequence],
+        scores: ScoresT,
+        drafts: DraftCall | None,
     ) -> Sequence[Sequence[int]] | None:
         """Decide what the batch emits; None where the verifier failed, which ends its requests."""
         start = anyio.current_time()
         try:
-            emitted = await self.verifier.verify(batch, scores)
-            _check_emitted(batch, emitted)
+            emitted = await self._emitted(lives, batch, scores, drafts)
         except TargetError as error:
             self._fail_named(lives, error)
             return None
@@ -213,6 +236,29 @@ class TargetCall(Generic[ScoresT]):
             self.trace.add(Lane.VERIFY, "verify", start, end, batch=len(batch))
         self.statistics.steps += 1
         return emitted
+
+    async def _emitted(
+        self,
+        lives: Sequence[Lifetime],
+        batch: Sequence[DraftedSequence],
+        scores: ScoresT,
+        drafts: DraftCall | None,
+    ) -> Sequence[Sequence[int]]:
+        """Ask the verifier; drafts that it refuses are counted, and it is asked without them."""
+        while True:
+            try:
+                emitted = await self.verifier.verify(batch, scores)
+            except DrafterError as error:
+                refused = [life for life in lives if life.id in error.sequence_ids]
+                batch, held = _without_drafts(batch, error.sequence_ids), batch
+                if drafts is None or batch == held:
+                    raise ProtocolError(
+                        f"drafts were refused that there are not: {error}"
+                    ) from error
+                drafts.failed(refused, error)
+            else:
+                _check_emitted(batch, emitted)
+                return emitted
 
     async def observe(self, verified: Verified[ScoresT], drafts: DraftCall) -> None:
         """Let the drafter learn from a scored batch, where it wants to."""
@@ -263,16 +309,16 @@ def _fail(lives: Iterable[Lifetime], reason: FailReason, error: Exception) -> No
         life.end(Failed(life.name, reason, f"{type(error).__name__}: {error}", error))
 
 
-def _fault(proposal: Proposal, k: int) -> str | None:
-    """Say what a target must never see: too many tokens, or ids that are no tokens."""
-    tokens, probabilities = proposal.tokens, proposal.probabilities
-    if len(tokens) > k:
-        return f"{len(tokens)} drafted tokens, k is {k}"
-    if tokens and min(tokens) < 0:
-        return f"the drafted id {min(tokens)} is not a token"
-    if probabilities is not None and len(probabilities) != len(tokens):
-        return f"{len(probabilities)} rows of probabilities for {len(tokens)} drafted tokens"
-    return None
+def _without_drafts(
+    batch: Sequence[DraftedSequence], sequence_ids: Collection[int]
+) -> list[DraftedSequence]:
+    """Return the batch with nothing drafted for some sequences; the same rows for the others."""
+    return [
+        attrs.evolve(row, proposal=NOTHING)
+        if row.proposal.tokens and row.sequence.sequence_id in sequence_ids
+        else row
+        for row in batch
+    ]
 
 
 def _check_emitted(batch: Sequence[DraftedSequence], emitted: Sequence[Sequence[int]]) -> None:
@@ -287,5 +333,5 @@ def _check_emitted(batch: Sequence[DraftedSequence], emitted: Sequence[Sequence[
             raise ProtocolError(f"{count} tokens emitted for {len(drafted)} drafted")
         if tokens[-1] < 0:
             raise ProtocolError(f"the emitted id {tokens[-1]} is not a token")
-        if count > 1 and tuple(tokens[:-1]) != drafted[: count - 1]:
+        if count > 1 and not is_path(row.proposal, tokens[:-1]):
             raise ProtocolError(f"emitted {list(tokens)}, which accepts none of {list(drafted)}")

@@ -7,10 +7,11 @@ import random
 import threading
 from collections import deque
 from types import TracebackType
-from typing import Generic, Self, cast
+from typing import Any, Generic, Self, cast
 
 import anyio
 import attrs
+import numpy as np
 from anyio.abc import TaskGroup
 
 from ascend_specdecode.adaptive.controller import (
@@ -19,7 +20,7 @@ from ascend_specdecode.adaptive.controller import (
     SpeculationPolicy,
     SpeculationReport,
 )
-from ascend_specdecode.errors import EngineClosedError
+from ascend_specdecode.errors import ArgumentError, EngineClosedError
 from ascend_specdecode.observability.statistics import Statistics
 from ascend_specdecode.observability.trace import Lane, Trace
 from ascend_specdecode.orchestrator.calls import DraftCall, TargetCall
@@ -29,7 +30,17 @@ from ascend_specdecode.orchestrator.generation import Generation
 from ascend_specdecode.orchestrator.lifetime import Lifetime
 from ascend_specdecode.orchestrator.scheduler import Scheduler
 from ascend_specdecode.orchestrator.step import Stepper
-from ascend_specdecode.protocols import Drafter, ObservingDrafter, ScoresT, Target, Verifier
+from ascend_specdecode.protocols import (
+    Drafter,
+    ObservingDrafter,
+    ScoresT,
+    SizedTarget,
+    Target,
+    TreeDrafter,
+    TreeTarget,
+    TreeVerifier,
+    Verifier,
+)
 from ascend_specdecode.requests import (
     Cancelled,
     CancelReason,
@@ -88,6 +99,9 @@ class DraftVerify(Generic[ScoresT]):
         config: the settings.
         statistics: what was counted so far.
         trace: the newest spans, where ``config.trace_capacity`` keeps some.
+
+    Raises:
+        ArgumentError: the drafter drafts trees, and the target or the verifier takes none.
     """
 
     def __init__(
@@ -102,10 +116,14 @@ class DraftVerify(Generic[ScoresT]):
         self.statistics = Statistics()
         self.trace = Trace(config.trace_capacity)
         pipelined = config.mode is Mode.PIPELINED
-        self._policy = _policy(config, drafter, pipelined=pipelined)
-        self._drafts = _draft_call(drafter, config, self.statistics, self.trace)
-        observer = drafter if isinstance(drafter, ObservingDrafter) else None
         decides = cast("Verifier[ScoresT]", ExactVerifier()) if verifier is None else verifier
+        trees = isinstance(drafter, TreeDrafter) and drafter.drafts_trees
+        if trees:
+            _check_trees(target, decides)
+        self._vocabulary = target.vocabulary_size if isinstance(target, SizedTarget) else None
+        self._policy = _policy(config, drafter, pipelined=pipelined, trees=trees)
+        self._drafts = self._draft_call(drafter, trees=trees)
+        observer = drafter if isinstance(drafter, ObservingDrafter) else None
         self._target = TargetCall(
             target, decides, observer, config.score_time_limit, self.statistics, self.trace
         )
@@ -197,12 +215,28 @@ class DraftVerify(Generic[ScoresT]):
         if not self._open:
             raise EngineClosedError(self._state)
         self._scheduler.check(len(request.prompt), request.max_new_tokens)
+        if self._vocabulary is not None:
+            _check_vocabulary(request, self._vocabulary)
         life = self._new_life(request, next(self._numbers))
         self._scheduler.submit(life)
         self._deadlines.add(life)
         self.statistics.prompt_tokens += life.length
         self._wake()
         return life
+
+    def _draft_call(self, drafter: Drafter | None, *, trees: bool) -> DraftCall | None:
+        config = self.config
+        if drafter is None or not config.num_speculative_tokens:
+            return None
+        return DraftCall(
+            drafter,
+            config.draft_time_limit,
+            config.draft_failure_limit,
+            self.statistics,
+            self.trace,
+            trees=trees,
+            vocabulary=self._vocabulary,
+        )
 
     def _new_life(self, request: Request, number: int) -> Lifetime:
         buffer = TokenBuffer(request.prompt)
@@ -283,20 +317,34 @@ class DraftVerify(Generic[ScoresT]):
             life.end(Cancelled(life.name, CancelReason.ENGINE_CLOSED))
 
 
-def _policy(config: EngineConfig, drafter: Drafter | None, *, pipelined: bool) -> SpeculationPolicy:
+def _policy(
+    config: EngineConfig, drafter: Drafter | None, *, pipelined: bool, trees: bool
+) -> SpeculationPolicy:
     k = config.num_speculative_tokens if drafter is not None else 0
     if config.adaptive is None or not k:
-        return FixedK(k, pipelined=pipelined)
-    return AdaptiveK(k, config.adaptive, pipelined=pipelined)
+        return FixedK(k, pipelined=pipelined, trees=trees)
+    return AdaptiveK(k, config.adaptive, pipelined=pipelined, trees=trees)
 
 
-def _draft_call(
-    drafter: Drafter | None, config: EngineConfig, statistics: Statistics, trace: Trace
-) -> DraftCall | None:
-    if drafter is None or not config.num_speculative_tokens:
-        return None
-    limits = (config.draft_time_limit, config.draft_failure_limit)
-    return DraftCall(drafter, *limits, statistics, trace)
+def _check_trees(target: Target[Any], verifier: Verifier[Any]) -> None:
+    takes = {
+        "target": (target, isinstance(target, TreeTarget) and target.scores_trees),
+        "verifier": (verifier, isinstance(verifier, TreeVerifier) and verifier.verifies_trees),
+    }
+    for name, (found, takes_trees) in takes.items():
+        if not takes_trees:
+            allowed = "one that takes trees, or a drafter that drafts none"
+            raise ArgumentError(name, f"{type(found).__name__}, which takes no trees", allowed)
+
+
+def _check_vocabulary(request: Request, size: int) -> None:
+    """Refuse tokens that the target does not know: they would fail whoever shares their step."""
+    allowed = f"token ids 0..V-1 (V = {size}, the target's)"
+    largest = int(np.max(request.prompt))
+    if largest >= size:
+        raise ArgumentError("prompt", f"token {largest}", allowed)
+    if max(request.sampling.logit_bias, default=-1) >= size:
+        raise ArgumentError("logit_bias", f"token {max(request.sampling.logit_bias)}", allowed)
 
 
 def _has_cancellation(error: BaseException | None) -> bool:

@@ -26,6 +26,7 @@ class Lifetime:
         ending: how it ended, None while it lives.
         length: verified tokens.
         cached: leading tokens that the target holds state for.
+        unkept: accepted tokens of the last step whose state was not kept, see ``drafted_paths``.
         reserved: positions of target state that the scheduler counts for it.
         generated: tokens emitted.
         proposal: drafted tokens that wait to be verified, None where nothing was drafted yet.
@@ -58,6 +59,7 @@ class Lifetime:
         "request",
         "reserved",
         "submitted",
+        "unkept",
     )
 
     def __init__(
@@ -83,6 +85,7 @@ class Lifetime:
         self.length = len(origin.buffer)
         self._state: SequenceState | None = None
         self.cached = self.reserved = self.generated = self.failures = self.asked = 0
+        self.unkept = 0
         self.proposal: Proposal | None = None
         self.plain = False
         self.rate = 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import attrs
@@ -121,8 +121,13 @@ class Scheduler:
         prompts: list[Lifetime] = []
         for life in self._running.values():
             if life.ending is None and not life.paused:
-                (decoding if life.length - life.cached == 1 else prompts).append(life)
-        k = self._affordable(k, len(decoding), prompts)
+                known = life.length - life.cached == 1 + life.unkept
+                (decoding if known else prompts).append(life)
+        if sum(1 + life.unkept for life in decoding) > self._config.max_num_batched_tokens:
+            # Accepted tokens that must be computed again are then computed as prompts are.
+            prompts += [life for life in decoding if life.unkept]
+            decoding = [life for life in decoding if not life.unkept]
+        k = self._affordable(k, decoding, prompts)
         rows = [
             Row(life, life.length, 0 if life.plain else min(k, life.remaining - 1), True)
             for life in decoding
@@ -168,12 +173,15 @@ class Scheduler:
         self._used += positions - life.reserved
         life.reserved = positions
 
-    def _affordable(self, k: int, decoding: int, prompts: Iterable[Lifetime]) -> int:
+    def _affordable(self, k: int, decoding: Sequence[Lifetime], prompts: Iterable[Lifetime]) -> int:
         """Lower k where the token budget is short: a row is worth more than a draft."""
         budget = self._config.max_num_batched_tokens
         wanted = sum(life.length - life.cached for life in prompts)
         budget -= min(wanted, budget // _PROMPT_SHARE)
-        return max(0, min(k, budget // decoding - 1)) if decoding else k
+        if not decoding:
+            return k
+        budget -= sum(1 + life.unkept for life in decoding)
+        return max(0, min(k, budget // len(decoding)))
 
     def _chunks(self, prompts: list[Lifetime], left: int) -> Iterable[Row]:
         for life in sorted(prompts, key=lambda one: one.order):
@@ -212,7 +220,7 @@ class Scheduler:
     def _preempt(self, life: Lifetime) -> None:
         del self._running[life.id]
         self._reserve(life, 0)
-        life.cached = 0
+        life.cached = life.unkept = 0
         life.proposal = None
         self._free(life)
         self._wait(life)

@@ -9,6 +9,7 @@ import anyio
 import attrs
 
 from ascend_specdecode.adaptive.controller import SpeculationPolicy, StepRecord
+from ascend_specdecode.drafted_paths import after, first_path, kept, nodes_by_depth
 from ascend_specdecode.observability.statistics import Statistics
 from ascend_specdecode.observability.trace import Lane
 from ascend_specdecode.orchestrator.calls import DraftCall, TargetCall, Verified
@@ -27,14 +28,16 @@ class _Measured:
 
     Attributes:
         rows: decoding rows, those included that were only drafted for.
-        kinds: verified rows by (k asked for, drafted tokens, accepted tokens).
+        kinds: verified rows by (k asked for, drafted tokens by position, accepted tokens).
+        again: accepted tokens whose state was not kept, which were computed again.
         prompts: whether parts of prompts were computed.
         drafted_k: k of the draft that was measured.
         draft_seconds: what it took, None where nothing was drafted.
     """
 
     rows: int = 0
-    kinds: dict[tuple[int, int, int], int] = attrs.field(factory=dict)
+    kinds: dict[tuple[int, tuple[int, ...], int], int] = attrs.field(factory=dict)
+    again: int = 0
     prompts: bool = False
     drafted_k: int = 0
     draft_seconds: float | None = None
@@ -51,7 +54,8 @@ class _Measured:
         return StepRecord(
             rows=self.rows,
             k=self.drafted_k,
-            scored=sum((drafted + 1) * rows for (_, drafted, _), rows in self.kinds.items()),
+            scored=self.again
+            + sum((sum(drafted) + 1) * rows for (_, drafted, _), rows in self.kinds.items()),
             emitted=sum((accepted + 1) * rows for (_, _, accepted), rows in self.kinds.items()),
             tried=tried,
             accepted=hits,
@@ -173,7 +177,7 @@ class Stepper(Generic[ScoresT]):
         ahead = bool(beside.ahead)
         lives = [row.life for row in beside.rows]
         states = [life.state() for life in lives[: len(beside.fresh)]]
-        states += [row.life.state().assume(_proposal(row).tokens) for row in beside.ahead]
+        states += [row.life.state().assume(_first_tokens(_proposal(row))) for row in beside.ahead]
         limit = self._policy.draft_limit(k + ahead, len(lives))
         if limit is not None:
             limit += self._policy.costs.score.seconds(len(lives) * (k + 1))
@@ -189,12 +193,12 @@ class Stepper(Generic[ScoresT]):
         for row, proposal in zip(beside.fresh, found[:due], strict=True):
             _keep(row, proposal, beside.k + bool(beside.ahead))
         for row, proposal in zip(beside.ahead, found[due:], strict=True):
-            tokens = proposal.tokens
-            held = row.bonus is not None and len(tokens) > 1 and tokens[0] == row.bonus
+            rest = NOTHING if row.bonus is None else after(proposal, row.bonus)
+            held = bool(rest.tokens)
             if held:
-                _keep(row, proposal.part(1, len(tokens)), beside.k)
+                _keep(row, rest, beside.k)
             self._statistics.ahead_used += held
-            self._statistics.ahead_discarded += bool(tokens) and not held
+            self._statistics.ahead_discarded += bool(proposal.tokens) and not held
 
     async def _verify(self, rows: Sequence[Row]) -> Verified[ScoresT] | None:
         """Score and verify the rows that still live, and commit what they emit."""
@@ -209,12 +213,12 @@ class Stepper(Generic[ScoresT]):
         scores = await self._target.score(lives, batch)
         if scores is None:
             return None
-        emitted = await self._target.verify(lives, batch, scores)
+        emitted = await self._target.verify(lives, batch, scores, self._drafts)
         if emitted is None:
             return None
         now = anyio.current_time()
         for row, drafted, tokens in zip(rows, batch, emitted, strict=True):
-            self._commit(row, len(drafted.proposal.tokens), tokens, now)
+            self._commit(row, drafted.proposal, tokens, now)
         return Verified(lives, batch, scores, emitted)
 
     async def _observe(self, verified: Verified[ScoresT] | None) -> None:
@@ -222,27 +226,31 @@ class Stepper(Generic[ScoresT]):
         if verified is not None and self._drafts is not None:
             await self._target.observe(verified, self._drafts)
 
-    def _commit(self, row: Row, drafted: int, tokens: Sequence[int], now: float) -> None:
+    def _commit(self, row: Row, proposal: Proposal, tokens: Sequence[int], now: float) -> None:
         life = row.life
-        self._measured.prompts |= row.end - life.cached > 1
+        self._measured.prompts |= row.end - life.cached > 1 + life.unkept
         if not row.whole:
-            life.cached = row.end
+            life.cached, life.unkept = row.end, 0
             return
-        accepted = len(tokens) - 1
-        kind = (min(row.k, life.asked), drafted, accepted)
+        drafted, accepted, stays = len(proposal.tokens), len(tokens) - 1, kept(proposal, tokens)
+        by_depth = nodes_by_depth(proposal)
+        self._measured.again += life.unkept
+        # A chain that is shorter than was asked for missed there; a tree has the depth it has.
+        asked = min(row.k, life.asked) if proposal.parents is None else len(by_depth)
+        kind = (asked, by_depth, accepted)
         kinds = self._measured.kinds
         kinds[kind] = kinds.get(kind, 0) + 1
         if life.ending is not None:
             return
         life.proposal = None
-        life.cached = row.end + accepted
-        _learn_rate(life, drafted, accepted)
+        life.cached, life.unkept = row.end + stays, accepted - stays
+        _learn_rate(life, len(by_depth), accepted)
         self._emit(life, tokens, drafted, now)
         if life.ending is not None:
             return
-        if accepted < drafted:
+        if stays < drafted:
             self._target.roll_back(life, life.cached)
-        else:
+        if stays == accepted == first_path(proposal):
             row.bonus = tokens[-1]
 
     def _emit(self, life: Lifetime, tokens: Sequence[int], drafted: int, now: float) -> None:
@@ -305,6 +313,10 @@ def _proposal(row: Row) -> Proposal:
     """Return what the row verifies: never more than its share of the step."""
     proposal = row.life.proposal
     return proposal.first(row.k) if row.whole and proposal is not None else NOTHING
+
+
+def _first_tokens(proposal: Proposal) -> tuple[int, ...]:
+    return proposal.tokens[: first_path(proposal)]
 
 
 def _learn_rate(life: Lifetime, drafted: int, accepted: int) -> None:

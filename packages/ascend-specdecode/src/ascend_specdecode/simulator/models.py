@@ -8,11 +8,12 @@ watch how they are called: what breaks a protocol is kept in ``violations``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import ClassVar, Final, Protocol, TypeAlias
 
 import anyio
 import attrs
 
+from ascend_specdecode.drafted_paths import kept, node_depths
 from ascend_specdecode.protocols import DraftedSequence, Proposal
 from ascend_specdecode.sequences import SequenceState
 
@@ -136,6 +137,9 @@ class SimulatedTarget:
         violations: how its callers broke the protocol.
     """
 
+    scores_trees: ClassVar[bool] = True
+    vocabulary_size: ClassVar[int] = VOCABULARY
+
     def __init__(
         self,
         seconds: Callable[[Sequence[DraftedSequence]], float] = lambda batch: 0.0,
@@ -188,8 +192,10 @@ class SimulatedTarget:
         if not row.needs_scores:
             return []
         stream, position = self.streams[sequence.sequence_id], sequence.length
-        previous = [held[position - 1], *drafted]
-        return [next_token(stream, position + i, token) for i, token in enumerate(previous)]
+        parents = row.proposal.parents
+        depths = node_depths(parents if parents is not None else range(-1, len(drafted) - 1))
+        previous = zip([-1, *depths], [int(sequence.verified[-1]), *drafted], strict=True)
+        return [next_token(stream, position + depth + 1, token) for depth, token in previous]
 
     def _compare(self, held: list[int], row: DraftedSequence) -> None:
         cached = row.cached_length
@@ -207,6 +213,8 @@ class SimulatedDrafter:
         chance: how likely each position is right.
         seconds: what drafting ``k`` tokens for so many sequences costs, in virtual seconds.
         seed: of the choice which positions are right.
+        branches: tokens after each place of a draft; above 1 drafts are trees, of which the first
+            path is right with ``chance``, and another with the rest of it.
         before: awaited in every ``propose``; may wait or raise.
         observing: awaited at the end of every ``observe``; may wait or raise.
 
@@ -222,9 +230,11 @@ class SimulatedDrafter:
         seconds: Callable[[int, int], float] = lambda k, rows: 0.0,
         *,
         seed: int = 0,
+        branches: int = 1,
         before: FaultPoint | None = None,
         observing: FaultPoint | None = None,
     ) -> None:
+        self.drafts_trees = branches > 1
         self.known: set[int] = set()
         self.seen: dict[int, int] = {}
         self.violations: list[str] = []
@@ -232,6 +242,7 @@ class SimulatedDrafter:
         self._chance = SameChance(chance) if isinstance(chance, float | int) else chance
         self._seconds = seconds
         self._seed = seed
+        self._branches = branches
         self._before, self._observing = before, observing
 
     async def propose(self, sequences: Sequence[SequenceState], k: int) -> Sequence[Proposal]:
@@ -242,7 +253,7 @@ class SimulatedDrafter:
             if self._before is not None:
                 await self._before([one.sequence_id for one in sequences])
             await anyio.sleep(self._seconds(k, len(sequences)))
-            return [Proposal(self._draft(one, k)) for one in sequences]
+            return [self._draft(one, k) for one in sequences]
         finally:
             self.watched.leave()
 
@@ -260,7 +271,7 @@ class SimulatedDrafter:
                 if self.seen.get(number, 0) != row.cached_length:
                     shown = f"from {row.cached_length}, had seen {self.seen.get(number, 0)}"
                     self.violations.append(f"drafter: was shown positions {shown}")
-                self.seen[number] = length + max(0, len(tokens) - 1)
+                self.seen[number] = length + (kept(row.proposal, tokens) if tokens else 0)
             if self._observing is not None:
                 await self._observing([row.sequence.sequence_id for row in batch])
         finally:
@@ -272,25 +283,49 @@ class SimulatedDrafter:
         self.known.discard(sequence_id)
         self.seen.pop(sequence_id, None)
 
-    def _draft(self, sequence: SequenceState, k: int) -> tuple[int, ...]:
+    def _draft(self, sequence: SequenceState, k: int) -> Proposal:
         verified = sequence.verified
-        stream = int(verified[0])
         previous = sequence.assumed[-1] if sequence.assumed else int(verified[-1])
+        if self._branches == 1:
+            return Proposal(self._chain(int(verified[0]), len(sequence), previous, k))
+        return self._tree(int(verified[0]), len(sequence), previous, k)
+
+    def _chain(self, stream: int, start: int, previous: int, k: int) -> tuple[int, ...]:
         drafted = []
-        for position in range(len(sequence), len(sequence) + k):
-            previous = next_token(stream, position, previous)
-            if not is_right(self._seed, stream, position, self._chance(stream, position)):
-                previous = (previous + 1) % VOCABULARY
+        for position in range(start, start + k):
+            previous = self._guess(stream, position, previous, 0)
             drafted.append(previous)
         return tuple(drafted)
 
+    def _tree(self, stream: int, start: int, previous: int, k: int) -> Proposal:
+        """Draft a first path of half the tokens, then further children, the first levels first."""
+        tokens = list(self._chain(stream, start, previous, -(-k // 2)))
+        parents = list(range(-1, len(tokens) - 1))
+        first_leaf = len(tokens) - 1
+        parent = -1
+        while len(tokens) < k:
+            depth = 0 if parent < 0 else node_depths(parents)[parent] + 1
+            above = previous if parent < 0 else tokens[parent]
+            for rank in range(int(parent < first_leaf), self._branches):
+                tokens.append(self._guess(stream, start + depth, above, rank))
+                parents.append(parent)
+            parent += 1
+        return Proposal(tuple(tokens), parents=tuple(parents)).first(k)
+
+    def _guess(self, stream: int, position: int, previous: int, rank: int) -> int:
+        """Draft one token; where the first guess is wrong, the second is right."""
+        right = is_right(self._seed, stream, position, self._chance(stream, position))
+        return (next_token(stream, position, previous) + rank - (not right)) % VOCABULARY
+
 
 class SimulatedVerifier:
-    """Accepts drafted tokens for as long as they are the target's own choice.
+    """Accepts drafted tokens, chains or trees, for as long as they are the target's own choice.
 
     Args:
         before: awaited in every call; may wait or raise.
     """
+
+    verifies_trees: ClassVar[bool] = True
 
     def __init__(self, before: FaultPoint | None = None) -> None:
         self._before = before
@@ -308,8 +343,12 @@ def accepted(row: DraftedSequence, own: Sequence[int]) -> Sequence[int]:
     """Return the accepted prefix of a row and the target's own next token."""
     if not row.needs_scores:
         return ()
-    drafted = row.proposal.tokens
-    count = 0
-    while count < len(drafted) and drafted[count] == own[count]:
-        count += 1
-    return own[: count + 1]
+    drafted, parents = row.proposal.tokens, row.proposal.parents
+    path = [own[0]]
+    current = -1
+    for node, token in enumerate(drafted):
+        above = node - 1 if parents is None else parents[node]
+        if above == current and token == path[-1]:
+            current = node
+            path.append(own[node + 1])
+    return path

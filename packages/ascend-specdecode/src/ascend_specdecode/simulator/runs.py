@@ -97,6 +97,7 @@ class _Run:
             plan.chance,
             lambda k, rows: plan.draft_seconds * k,
             seed=plan.seed,
+            branches=plan.branches,
             before=point("drafter"),
             observing=point("drafter, observing"),
         )

@@ -63,6 +63,7 @@ class Scenario:
     closing: Closing
     closing_time: float
     rates: FaultRates
+    branches: int
     chance: float
     draft_seconds: float
     score_seconds: float
@@ -80,6 +81,7 @@ def scenario(seed: int) -> Scenario:
         closing=draw.choices(list(Closing), (12, 3, 1, 1))[0],
         closing_time=draw.uniform(0.0, 12.0),
         rates=_rates(draw) if faulty else FaultRates(),
+        branches=draw.choice((1, 1, 2, 3)),
         chance=draw.choice((0.0, 0.3, 0.7, 0.9, 1.0)),
         draft_seconds=draw.choice((0.0, 0.1, 1.0, 3.0)),
         score_seconds=draw.choice((0.0, 1.0)),
