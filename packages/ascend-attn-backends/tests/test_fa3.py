@@ -334,6 +334,7 @@ class TestPackage:
             (None, False, "reference"),
             ("cpu", True, "reference"),
             ("reference", True, "reference"),
+            ("cpu,torch_npu", True, "reference"),
             ("torch_npu", True, "flash_attn_npu"),
         ],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import ascend_attn_ops as ops
 from ascend_attn_ops.context import sanitizing
@@ -46,3 +47,44 @@ def test_sanitize_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_ATTN_SANITIZE", "yes")
     with pytest.raises(ValueError, match="ASCEND_ATTN_SANITIZE: found 'yes', allowed: 0 or 1"):
         sanitizing()
+
+
+def _one_partial() -> dict[str, object]:
+    """Arguments of `attention_update` and `interleave_rope`: the first has a cpu provider."""
+    return {"lse": [torch.zeros(2)], "local_out": [torch.ones(2, 8)], "update_type": 0}
+
+
+def test_an_operator_without_the_provider_of_the_environment_says_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rotated = torch.zeros(1, 1, 1, 64)
+    monkeypatch.setenv("ASCEND_ATTN_PROVIDER", "cpu")
+    torch.ops.ascend_attn.attention_update(*_one_partial().values())
+    with pytest.raises(ops.ProviderUnavailableError) as raised:
+        torch.ops.ascend_attn.interleave_rope(rotated, rotated, rotated)
+    assert str(raised.value).splitlines() == [
+        "interleave_rope: no provider that ASCEND_ATTN_PROVIDER or use_provider names takes the "
+        "call:",
+        "  - cpu: interleave_rope has no such provider",
+        "It has: reference, torch_npu, aclnn. Several are tried in their order, as in "
+        "ASCEND_ATTN_PROVIDER=cpu,reference.",
+    ]
+
+
+def test_providers_are_tried_in_the_order_in_which_they_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rotated = torch.rand(1, 1, 1, 64)
+    plain = torch.ops.ascend_attn.interleave_rope(rotated, rotated, rotated)
+    monkeypatch.setenv("ASCEND_ATTN_PROVIDER", "cpu, torch_npu ,reference")
+    assert torch.equal(torch.ops.ascend_attn.interleave_rope(rotated, rotated, rotated), plain)
+
+
+def test_an_unknown_provider_is_named_with_the_known_ones() -> None:
+    rotated = torch.zeros(1, 1, 1, 64)
+    known = "aclnn, cann_ops_transformer, cpu, reference, torch_npu"
+    with (
+        ops.use_provider("cuda"),
+        pytest.raises(ops.ProviderUnavailableError, match=f"no provider 'cuda'; allowed: {known}"),
+    ):
+        torch.ops.ascend_attn.interleave_rope(rotated, rotated, rotated)

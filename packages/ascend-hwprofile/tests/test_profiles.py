@@ -59,6 +59,12 @@ def test_unknown_value_lists_the_known_ones() -> None:
         profile_for(226)
 
 
+def test_a_value_may_be_text() -> None:
+    assert profile_for("225") is profile_for(" 225 ") is profile_for(225)
+    with pytest.raises(UnknownSocError, match="226: no SoC has this runtime value"):
+        profile_for("226")
+
+
 def test_device_length_flash_attn_is_a5_only() -> None:
     for profile in known_profiles():
         has = profile.supports(Capability.DEVICE_LENGTH_FLASH_ATTN)

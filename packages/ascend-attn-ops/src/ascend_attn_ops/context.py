@@ -14,6 +14,8 @@ _PROFILE: ContextVar[HardwareProfile | None] = ContextVar("ascend_attn_profile",
 _PROVIDER: ContextVar[str | None] = ContextVar("ascend_attn_provider", default=None)
 _SANITIZE: ContextVar[bool | None] = ContextVar("ascend_attn_sanitize", default=None)
 
+PROVIDER_VARIABLE = "ASCEND_ATTN_PROVIDER"
+
 _SWITCH = {"": False, "0": False, "1": True}
 
 
@@ -30,7 +32,11 @@ def use_profile(profile: HardwareProfile | str) -> Iterator[HardwareProfile]:
 
 @contextmanager
 def use_provider(name: str) -> Iterator[None]:
-    """Run every operator call in this context by this provider, or fail saying why not."""
+    """Run every operator call in this context by this provider, or fail saying why not.
+
+    Args:
+        name: Provider, or several in the order in which they are tried: ``"cpu,reference"``.
+    """
     token = _PROVIDER.set(name)
     try:
         yield
@@ -68,8 +74,8 @@ def _profile_from_environment(_text: str) -> HardwareProfile | None:
 
 
 def current_provider() -> str | None:
-    """Provider forced by the context or by ``ASCEND_ATTN_PROVIDER``, else None."""
-    return _PROVIDER.get() or os.environ.get("ASCEND_ATTN_PROVIDER") or None
+    """Provider, or several with commas, of the context or ``ASCEND_ATTN_PROVIDER``, else None."""
+    return _PROVIDER.get() or os.environ.get(PROVIDER_VARIABLE) or None
 
 
 def sanitizing() -> bool:

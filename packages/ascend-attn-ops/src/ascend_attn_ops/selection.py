@@ -14,6 +14,7 @@ import attrs
 from ascend_hwprofile import HardwareProfile
 
 from . import arguments as records
+from .context import PROVIDER_VARIABLE
 from .operator import Operator, Provider, refuse
 from .refusals import NoProviderError, ProviderUnavailableError, Refusal
 from .registry import operator_named
@@ -221,7 +222,7 @@ def checked_provider(
 
     Raises:
         OpArgumentError: The arguments break a rule.
-        ProviderUnavailableError: ``name`` was asked for and does not take the call.
+        ProviderUnavailableError: None of the providers in ``name`` takes the call.
         NoProviderError: No provider takes the call.
     """
     key = (op.name, name, id(profile), records.fingerprint(args))
@@ -236,13 +237,27 @@ def checked_provider(
     return provider
 
 
-def _named(op: Operator[Any], args: Any, profile: HardwareProfile | None, name: str) -> Provider:
-    if name not in op.providers:
-        raise ProviderUnavailableError(
-            f"{op.name} has no provider {name!r}; it has {', '.join(op.providers)}"
-        )
-    refusals = provider_refusals(op, op.providers[name], args, profile)
-    if refusals:
-        reasons = "\n".join(f"  - {refusal}" for refusal in refusals)
-        raise ProviderUnavailableError(f"{op.name}: provider {name} refuses:\n{reasons}")
-    return op.providers[name]
+def _named(op: Operator[Any], args: Any, profile: HardwareProfile | None, names: str) -> Provider:
+    """The first of the providers that were asked for that takes the call."""
+    reasons = []
+    for name in (part.strip() for part in names.split(",")):
+        if name not in op.providers:
+            reasons.append(f"  - {name}: {_absent(op, name)}")
+            continue
+        refusals = provider_refusals(op, op.providers[name], args, profile)
+        if not refusals:
+            return op.providers[name]
+        reasons += [f"  - {name}: {refusal}" for refusal in refusals]
+    raise ProviderUnavailableError(
+        f"{op.name}: no provider that {PROVIDER_VARIABLE} or use_provider names takes the call:\n"
+        + "\n".join(reasons)
+        + f"\nIt has: {', '.join(op.providers)}. Several are tried in their order, as in "
+        f"{PROVIDER_VARIABLE}=cpu,reference."
+    )
+
+
+def _absent(op: Operator[Any], name: str) -> str:
+    known = sorted({one for order in provider_data()["priority"].values() for one in order})
+    if name in known:
+        return f"{op.name} has no such provider"
+    return f"there is no provider {name!r}; allowed: {', '.join(known)}"

@@ -32,7 +32,7 @@ def profile_for(soc: str | Family | int | SocId) -> HardwareProfile:
     Args:
         soc: a SoC name (see :func:`~ascend_hwprofile.parse_soc_name`), a family or its name (then
             the family's default SoC, from the data), a runtime value as torch_npu's
-            ``get_soc_version()`` returns it, or a parsed name.
+            ``get_soc_version()`` returns it, as a number or its digits, or a parsed name.
 
     Returns:
         The profile; the same object for the same SoC. Value 260 stands for every Ascend950 and
@@ -87,6 +87,8 @@ def _profile_of_text(text: str) -> HardwareProfile:
     for family in Family:
         if wanted == family.value.lower():
             return _profile(catalog.family_table(family).default_soc)
+    if wanted.isdecimal():  # no name is a number
+        return _profile_of_value(int(wanted))
     return _profile(parse_soc_name(text).soc_name)
 
 

@@ -97,5 +97,6 @@ class AscendFAImpl(PagedAttentionLayer):
     def _provider(self, device: str) -> str:
         if self.provider is not None:
             return self.provider
-        hosted = device != "npu" or current_provider() in HOST_PROVIDERS
+        preferred = (current_provider() or "").partition(",")[0].strip()
+        hosted = device != "npu" or preferred in HOST_PROVIDERS
         return REFERENCE if hosted or missing_package() is not None else PACKAGE
