@@ -45,12 +45,14 @@ def without(fault: str | None) -> Iterator[None]:
     if fault is None:
         yield
         return
-    mark, forget = simulated_platform.mark_drafts, compat.forget_selections
-    simulated_platform.mark_drafts = compat.forget_selections = lambda *_: None  # type: ignore
+    platform: Any = simulated_platform  # whose names a type checker takes for final
+    versions: Any = compat
+    mark, forget = platform.mark_drafts, versions.forget_selections
+    platform.mark_drafts = versions.forget_selections = lambda *_: None
     try:
         yield
     finally:
-        simulated_platform.mark_drafts, compat.forget_selections = mark, forget
+        platform.mark_drafts, versions.forget_selections = mark, forget
 
 
 def configuration(case: dict[str, Any], *, speculate: bool) -> Any:

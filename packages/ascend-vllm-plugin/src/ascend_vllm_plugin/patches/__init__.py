@@ -16,6 +16,10 @@ from packaging.specifiers import SpecifierSet
 from ascend_vllm_plugin.compat import require_supported_vllm
 
 
+ONLY_0_30 = SpecifierSet(">=0.30,<0.31")
+"""The versions that a change was tried with, and needed by; no other is supported so far."""
+
+
 @attrs.frozen
 class Patch:
     """One change to vLLM.
@@ -28,7 +32,7 @@ class Patch:
 
     name: str
     reason: str
-    versions: SpecifierSet
+    versions: SpecifierSet = ONLY_0_30
 
     def apply(self) -> bool:
         """Make the change; twice is the same as once. False when this process does not need it."""
@@ -40,42 +44,34 @@ PATCHES = (
         name="kernel_dispatchers",
         reason="speculative decoding on a CPU without Triton fails: Cannot inspect kernel "
         "parameters",
-        versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
         name="rotary_embedding",
         reason="the CPU kernel rotates the queries [tokens, heads, size] of MLA layers wrongly",
-        versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
         name="indexer_cache",
         reason="the index cache of DeepSeek-V3.2 and GLM-5 holds fp8 rows in a layout of its own",
-        versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
         name="indexer",
         reason="the indexer of DeepSeek-V3.2 and GLM-5 quantises its queries to fp8",
-        versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
         name="sparse_attn_indexer",
         reason="the CPU form of the indexer's operator stops for DeepSeek-V3.2 and GLM-5",
-        versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
         name="dcp_merge",
         reason="ranks that share keys merge with Triton kernels, which must be compiled",
-        versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
         name="interpreter_masks",
         reason="Triton's interpreter wants booleans as masks, and a kernel of DFlash2 makes others",
-        versions=SpecifierSet(">=0.30,<0.31"),
     ),
     Patch(
         name="dflash2_on_v1",
         reason="the V1 model runner refuses DFlash2 drafts: it does not select their candidates",
-        versions=SpecifierSet(">=0.30,<0.31"),
     ),
 )
 
