@@ -25,6 +25,7 @@ from ascend_specdecode.drafters import (
     RaceDrafter,
     SuffixAutomaton,
     SuffixDrafter,
+    TreeOfDrafts,
 )
 from ascend_specdecode.errors import (
     ArgumentError,
@@ -61,7 +62,11 @@ from ascend_specdecode.protocols import (
     Proposal,
     Sampler,
     Scores,
+    SizedTarget,
     Target,
+    TreeDrafter,
+    TreeTarget,
+    TreeVerifier,
     Verifier,
 )
 from ascend_specdecode.random_streams import Purpose, uniforms
@@ -166,6 +171,7 @@ __all__ = [
     "Scores",
     "SequenceOrigin",
     "SequenceState",
+    "SizedTarget",
     "Span",
     "SpecDecodeError",
     "SpeculationReport",
@@ -181,7 +187,11 @@ __all__ = [
     "TokenSequence",
     "Tokens",
     "Trace",
+    "TreeDrafter",
+    "TreeOfDrafts",
+    "TreeTarget",
     "TreeVerification",
+    "TreeVerifier",
     "Verifier",
     "WhenFull",
     "apply_logit_bias",

@@ -92,6 +92,18 @@ def node_depths(parents: Sequence[int]) -> list[int]:
     return depths
 
 
+def all_paths(proposal: Proposal) -> list[tuple[int, ...]]:
+    """Return the tokens of the path to each leaf, the first leaf first."""
+    parents = proposal.parents
+    if parents is None:
+        return [proposal.tokens] if proposal.tokens else []
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(proposal.tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent != ROOT else ()), token))
+    inner = set(parents)
+    return [path for node, path in enumerate(paths) if node not in inner]
+
+
 def tree_fault(proposal: Proposal) -> str | None:
     """Say what is wrong with the parents of a proposal, None where they are a tree."""
     parents = proposal.parents

@@ -4,7 +4,7 @@
 * :class:`ModelDrafter`: a smaller language model
 * :class:`HiddenStateDrafter`: a layer on the target's hidden states (MTP, EAGLE)
 * :class:`BlockDrafter`: all tokens at once (DFlash, Medusa)
-* :class:`FirstDrafter`, :class:`RaceDrafter`: several of them
+* :class:`FirstDrafter`, :class:`RaceDrafter`, :class:`TreeOfDrafts`: several of them
 
 Those with a model take it as a small protocol (:mod:`ascend_specdecode.drafters.models`).
 """
@@ -12,7 +12,7 @@ Those with a model take it as a small protocol (:mod:`ascend_specdecode.drafters
 from __future__ import annotations
 
 from ascend_specdecode.drafters.block import BlockDrafter
-from ascend_specdecode.drafters.composite import FirstDrafter, RaceDrafter
+from ascend_specdecode.drafters.composite import FirstDrafter, RaceDrafter, TreeOfDrafts
 from ascend_specdecode.drafters.draft_model import ModelDrafter
 from ascend_specdecode.drafters.draws import DraftDraws
 from ascend_specdecode.drafters.hidden_state import HiddenStateDrafter
@@ -44,4 +44,5 @@ __all__ = [
     "RaceDrafter",
     "SuffixAutomaton",
     "SuffixDrafter",
+    "TreeOfDrafts",
 ]

@@ -1,13 +1,14 @@
-"""Several drafters as one: the first that proposes, or all at the same time."""
+"""Several drafters as one: the first that proposes, all at the same time, or all as one tree."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import anyio
 
+from ascend_specdecode.drafted_paths import all_paths
 from ascend_specdecode.errors import ArgumentError, DrafterError
 from ascend_specdecode.protocols import (
     NOTHING,
@@ -15,8 +16,10 @@ from ascend_specdecode.protocols import (
     Drafter,
     ObservingDrafter,
     Proposal,
+    TreeDrafter,
 )
 from ascend_specdecode.sequences import SequenceState
+from ascend_specdecode.trees import ROOT
 
 _log = logging.getLogger("ascend_specdecode")
 
@@ -36,6 +39,11 @@ class _Composite:
             raise ArgumentError("drafters", "none", "at least one drafter")
         self._drafters = drafters
         self._failures = [0] * len(drafters)
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether one of them does."""
+        return any(isinstance(one, TreeDrafter) and one.drafts_trees for one in self._drafters)
 
     @property
     def failures(self) -> tuple[int, ...]:
@@ -176,3 +184,64 @@ class RaceDrafter(_Composite):
         if len(errors) == len(self._drafters):
             raise errors[-1]
         return proposals
+
+
+class TreeOfDrafts(_Composite):
+    """The proposals of all drafters as one tree: where they agree they share a path.
+
+    The k tokens are shared out position by position, so that each drafter gets its first tokens in.
+    The first drafter's path comes first. Probabilities are dropped: tokens that two drafters
+    propose have no distribution of one of them, so all count as point masses, which is exact; for
+    sampled requests a model alone is accepted more often.
+
+    Args:
+        drafters: at least one, the preferred first.
+
+    Raises:
+        ArgumentError: there is no drafter.
+    """
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Yes."""
+        return True
+
+    async def propose(self, sequences: Sequence[SequenceState], k: int) -> list[Proposal]:
+        """Propose up to ``k`` tokens after each sequence.
+
+        Raises:
+            Exception: what the last drafter raised, if all of them failed.
+        """
+        answers = [await self._ask(index, sequences, k) for index in range(len(self._drafters))]
+        errors = [error for _, error in answers if error is not None]
+        if len(errors) == len(self._drafters):
+            raise errors[-1]
+        found = zip(*(proposals for proposals, _ in answers), strict=True)
+        return [joined(proposals, k) for proposals in found]
+
+
+def joined(proposals: Sequence[Proposal], k: int) -> Proposal:
+    """Return one tree of at most ``k`` tokens from proposals of the same sequence."""
+    paths = [path for proposal in proposals for path in all_paths(proposal)]
+    chosen: dict[tuple[int, ...], None] = {}
+    for length in range(1, max(map(len, paths), default=0) + 1):
+        for path in paths:
+            if len(path) >= length and len(chosen) < k:
+                chosen.setdefault(path[:length])
+    ordered = _depth_first(chosen)
+    index = {path: node for node, path in enumerate(ordered)}
+    parents = tuple(index.get(path[:-1], ROOT) for path in ordered)
+    return Proposal(tuple(path[-1] for path in ordered), parents=parents) if ordered else NOTHING
+
+
+def _depth_first(chosen: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Order paths so that each is followed by its continuations, in the order given."""
+    below: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for path in chosen:
+        below.setdefault(path[:-1], []).append(path)
+    ordered: list[tuple[int, ...]] = []
+    waiting = below.get((), [])[::-1]
+    while waiting:
+        ordered.append(waiting.pop())
+        waiting += below.get(ordered[-1], [])[::-1]
+    return ordered

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ascend_specdecode.arguments import check_integer
-from ascend_specdecode.drafters.draws import DraftDraws, as_proposal
+from ascend_specdecode.drafters.draws import DraftDraws, as_proposal, as_tree
 from ascend_specdecode.drafters.held import PerSequence, tokens_between
 from ascend_specdecode.drafters.models import DraftInput, DraftModel
 from ascend_specdecode.errors import ArgumentError
@@ -41,19 +41,24 @@ class _Cached:
 
 @attrs.define(eq=False)
 class _Draft:
-    """One sequence of a call: what is drawn so far."""
+    """One sequence of a call: what is drawn so far, for each place the token and its siblings."""
 
     sequence: SequenceState
     cached: _Cached
     room: int
-    drawn: list[tuple[int, Tensor | None]] = attrs.field(factory=list)
+    levels: list[list[tuple[int, Tensor | None]]] = attrs.field(factory=list)
+
+    @property
+    def drawn(self) -> list[tuple[int, Tensor | None]]:
+        """The first token of each place."""
+        return [level[0] for level in self.levels]
 
     def next_input(self) -> DraftInput:
         """Return what to compute before the next draw; from here its state is not certain."""
         length = len(self.sequence)
-        if self.drawn:
-            last = np.array([self.drawn[-1][0]], dtype=np.int64)
-            return DraftInput(self.sequence.sequence_id, length + len(self.drawn) - 1, last)
+        if self.levels:
+            last = np.array([self.levels[-1][0][0]], dtype=np.int64)
+            return DraftInput(self.sequence.sequence_id, length + len(self.levels) - 1, last)
         # The last token is computed again where all are cached: its logits are wanted.
         start = min(self.cached.usable(self.sequence), length - 1)
         self.cached.keep(self.sequence, start)
@@ -62,8 +67,8 @@ class _Draft:
 
     def computed(self) -> None:
         """Note that the input was computed."""
-        if self.drawn:
-            self.cached.drafted += (self.drawn[-1][0],)
+        if self.levels:
+            self.cached.drafted += (self.levels[-1][0][0],)
         else:
             self.cached.keep(self.sequence, len(self.sequence))
 
@@ -75,26 +80,34 @@ class ModelDrafter:
     Accepted drafts keep the state that they were drafted with; state of rejected ones is
     overwritten.
 
+    With ``branches`` above 1 drafts are trees: at each place the model's first token, which it goes
+    on from, and the next likely ones (sampled requests: other samples) beside it. A tree of k
+    tokens is a path of k / branches tokens and as many calls.
+
     Args:
         model: the draft model.
+        branches: tokens at each place.
         max_positions: positions that the model was made for: drafting stops before a token would
             be computed beyond them. None for no limit.
         draws: how tokens are drawn, and the map of a reduced vocabulary.
 
     Raises:
-        ArgumentError: ``max_positions`` is out of range.
+        ArgumentError: ``branches`` or ``max_positions`` is out of range.
     """
 
     def __init__(
         self,
         model: DraftModel,
         *,
+        branches: int = 1,
         max_positions: int | None = None,
         draws: DraftDraws | None = None,
     ) -> None:
+        check_integer("branches", branches, least=1)
         if max_positions is not None:
             check_integer("max_positions", max_positions, least=1)
         self._model = model
+        self._branches = branches
         self._max_positions = max_positions
         self._draws = draws or DraftDraws()
         self._cached = PerSequence(_Cached)
@@ -104,14 +117,20 @@ class ModelDrafter:
         """The sequences that something is held for."""
         return self._cached.sequence_ids
 
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts are trees: with more than one branch."""
+        return self._branches > 1
+
     async def propose(self, sequences: Sequence[SequenceState], k: int) -> list[Proposal]:
         """Propose up to ``k`` tokens after each sequence; fewer at the model's last position.
 
         Raises:
             DrafterError: names the sequences whose logits are NaN or leave no token.
         """
-        drafts = [self._start(sequence, k) for sequence in sequences]
-        for step in range(k):
+        places = -(-k // self._branches)
+        drafts = [self._start(sequence, places) for sequence in sequences]
+        for step in range(places):
             active = [draft for draft in drafts if draft.room > step]
             if not active:
                 break
@@ -121,7 +140,7 @@ class ModelDrafter:
             for draft in active:
                 draft.computed()
             self._draw(active, logits)
-        return [as_proposal(draft.drawn) if draft.drawn else NOTHING for draft in drafts]
+        return [self._proposal(draft, k) for draft in drafts]
 
     def forget(self, sequence_id: int) -> None:
         """Drop what is held for a sequence, known or not."""
@@ -132,12 +151,17 @@ class ModelDrafter:
         room = drafts_that_fit(k, len(sequence) - 1, self._max_positions)
         return _Draft(sequence, self._cached.of(sequence.origin), room if len(sequence) else 0)
 
+    def _proposal(self, draft: _Draft, k: int) -> Proposal:
+        if not draft.levels:
+            return NOTHING
+        return as_tree(draft.levels, k) if self.drafts_trees else as_proposal(draft.drawn)
+
     def _draw(self, active: Sequence[_Draft], logits: Tensor) -> None:
         sequences = [draft.sequence for draft in active]
-        positions = [len(draft.sequence) + len(draft.drawn) for draft in active]
-        drawn = self._draws.draw(sequences, positions, logits)
-        for draft, one in zip(active, drawn, strict=True):
-            draft.drawn.append(one)
+        positions = [len(draft.sequence) + len(draft.levels) for draft in active]
+        drawn = self._draws.draw_siblings(sequences, positions, logits, self._branches)
+        for draft, level in zip(active, drawn, strict=True):
+            draft.levels.append(level)
 
 
 def drafts_that_fit(k: int, last_position: int, max_positions: int | None) -> int:

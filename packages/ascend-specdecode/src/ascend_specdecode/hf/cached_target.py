@@ -9,14 +9,15 @@ import anyio.to_thread
 import torch
 
 from ascend_specdecode.hf.caches import SequenceCaches
-from ascend_specdecode.hf.rows import TokenRows
+from ascend_specdecode.hf.rows import TokenRows, tree_mask
 from ascend_specdecode.protocols import DraftedSequence, Scores
 
 
 class CachedTarget:
     """Scores sequence after sequence with the model's own attention, a cache for each.
 
-    Going back to a shorter length crops the cache, which keeps views and copies nothing.
+    Going back to a shorter length crops the cache, which keeps views and copies nothing. Trees are
+    scored with an attention mask of their own, where no layer has a sliding window.
 
     Args:
         model: a causal language model; it is switched to evaluation.
@@ -27,6 +28,17 @@ class CachedTarget:
         self._model = model.eval()
         self._hidden_states = hidden_states
         self._caches = SequenceCaches(model.config)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens V that the model scores."""
+        return int(self._model.config.vocab_size)
+
+    @property
+    def scores_trees(self) -> bool:
+        """Whether a mask of its own can say who sees whom: no layer makes its own window."""
+        kinds = getattr(self._model.config, "layer_types", None) or ()
+        return not any("sliding" in kind or "chunked" in kind or "linear" in kind for kind in kinds)
 
     @property
     def sequences(self) -> frozenset[int]:
@@ -65,6 +77,7 @@ class CachedTarget:
         cache = self._caches.at(row.sequence.sequence_id, row.cached_length)
         return self._model(
             input_ids=tokens[None],
+            attention_mask=tree_mask(row, self._model.dtype),
             position_ids=positions[None],
             cache=cache,
             use_cache=True,

@@ -19,7 +19,9 @@ from ascend_specdecode.protocols import DraftedSequence, Scores
 class PagedTarget:
     """Scores all sequences of a step in one forward pass of T packed tokens.
 
-    Going back to a shorter length gives blocks back; nothing is copied.
+    Going back to a shorter length gives blocks back; nothing is copied. It scores no trees: the
+    attention operators that the backend calls take a mask mode (causal, window), not a mask for
+    each sequence. :class:`CachedTarget` does.
 
     Args:
         model: a causal language model whose attention goes through transformers' attention
@@ -55,6 +57,11 @@ class PagedTarget:
             dtype=model.dtype,
         )
         model.set_attn_implementation(ATTENTION_NAME)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens V that the model scores."""
+        return int(self._model.config.vocab_size)
 
     async def score(self, batch: Sequence[DraftedSequence]) -> Scores:
         """Score the batch in a worker thread; see :class:`ascend_specdecode.Target`.
