@@ -1,4 +1,4 @@
-"""Faults for the tests of latent attention: each breaks one thing that a comparison must notice."""
+"""Faults for the tests of several engines: each breaks one thing that a comparison must notice."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ def latents_without_causal_mask() -> Repair:
     return _replace(AscendMLAImpl, "forward_mqa", make)
 
 
+def training_attention_without_causal_mask() -> Repair:
+    """The same for the backend that computes what training does."""
+    import attrs
+
+    from ascend_attn_backends import AscendFAImpl
+
+    def make(original: Any) -> Any:
+        def forward(self: Any, *args: Any) -> Any:
+            *tensors, metadata, output = args
+            return original(self, *tensors, attrs.evolve(metadata, causal=False), output)
+
+        return forward
+
+    return _replace(AscendFAImpl, "forward", make)
+
+
 def half_of_the_choice() -> Repair:
     """The indexer forgets the second half of the keys that it chose."""
     from ascend_attn_backends import AscendSFAIndexerDCPImpl
@@ -61,18 +77,18 @@ def drafts_off_by_one() -> Repair:
 
 def only_the_own_part() -> Repair:
     """Ranks that share keys leave out what the others have."""
+    from ascend_attn_backends import DCPImplMixin
     from ascend_attn_ops import PartialAttention
-    from ascend_vllm_plugin.patches import dcp_merge
 
     def make(original: Any) -> Any:
-        def own_heads(self: Any, part: Any) -> Any:
+        def exchange_heads(self: Any, part: Any) -> Any:
             group = self.dcp_group
             out, lse = (tensor.chunk(group.size, 1)[group.rank] for tensor in (part.out, part.lse))
-            return PartialAttention(out, lse)
+            return [PartialAttention(out, lse)]
 
-        return own_heads
+        return exchange_heads
 
-    return _replace(dcp_merge._Ranks, "own_heads", make)
+    return _replace(DCPImplMixin, "_exchange_heads", make)
 
 
 def only_rows_of_the_first_rank() -> Repair:
@@ -96,6 +112,7 @@ FAULTS = {
     fault.__name__: fault
     for fault in (
         latents_without_causal_mask,
+        training_attention_without_causal_mask,
         half_of_the_choice,
         drafts_off_by_one,
         only_the_own_part,

@@ -1,6 +1,7 @@
 """Several vLLM engines, one after the other, in one process: `latent_runner.py JOB RESULT`.
 
-The job is JSON: `models`, folder -> function of `latent_models.py` and its arguments, made first;
+The job is JSON: `models`, folder -> function of `latent_models.py` or `tiny_models.py` and its
+arguments, made first;
 `engines`, a list of `name`, `engine` (arguments of `vllm.LLM`), `runs` (as in `engine_runner.py`),
 `port` (of the rendezvous where the process is one of several ranks) and `probe_merges`; and
 `reference`, names of engines whose first run transformers is to judge. Loading vLLM takes much
@@ -23,12 +24,13 @@ from typing import Any
 import engine_runner
 import latent_faults
 import latent_models
+import tiny_models
 from hf_check import judge
 from patch_probe import probe
 
 
 def watch_backends() -> None:
-    """Count what our latent backends compute, layer by layer."""
+    """Count what our backends compute, layer by layer."""
     import ascend_attn_backends as backends
 
     for cls, name in (
@@ -37,6 +39,8 @@ def watch_backends() -> None:
         (backends.AscendSFAImpl, "forward"),
         (backends.AscendSFAImpl, "forward_partial"),
         (backends.AscendSFAIndexerDCPImpl, "forward"),
+        (backends.AscendAttentionDCPImpl, "forward"),
+        (backends.AscendFAImpl, "forward"),
     ):
         engine_runner.count(cls, name, f"{cls.__name__}.{name}")
 
@@ -122,7 +126,8 @@ def main(job_file: str, result_file: str) -> None:
         wait_without_spinning()
     engine_runner.FAULTS.update(latent_faults.FAULTS)
     for folder, (maker, *arguments) in job["models"].items():
-        getattr(latent_models, maker)(Path(folder), *arguments)
+        module = latent_models if hasattr(latent_models, maker) else tiny_models
+        getattr(module, maker)(Path(folder), *arguments)
     result: dict[str, Any] = {"engines": {}, "reference": {}}
     for engine in job["engines"]:
         name = engine["name"]

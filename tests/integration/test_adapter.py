@@ -197,6 +197,7 @@ def config() -> Any:
             get_num_attention_heads=lambda parallel: 4,
             get_num_kv_heads=lambda parallel: 2,
             get_sliding_window=lambda: None,
+            enforce_eager=False,
             hf_text_config=SimpleNamespace(sliding_window=32),
             hf_config=SimpleNamespace(model_type="qwen3"),
         ),
@@ -208,6 +209,7 @@ def config() -> Any:
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
         cache_config=SimpleNamespace(block_size=128),
+        compilation_config=SimpleNamespace(cudagraph_mode=None),
     )
 
 

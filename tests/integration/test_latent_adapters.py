@@ -13,7 +13,6 @@ import torch
 from test_adapter import config, question
 from tiny_models import make_mla_config
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -127,10 +126,8 @@ def test_layer_refuses_what_it_does_not_compute(changes: dict[str, Any], paramet
     assert parameter in [refusal.parameter for refusal in raised.value.refusals]
 
 
-@pytest.mark.usefixtures("current_config")
-def test_shared_keys_need_the_v2_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = SimpleNamespace(world_size=2, rank_in_group=0)
-    monkeypatch.setattr(parallel_state, "get_dcp_group", lambda: group)
+def test_shared_keys_need_the_v2_runner(current_config: VllmConfig) -> None:
+    current_config.parallel_config.decode_context_parallel_size = 2
     with pytest.raises(LayerRefusedError, match=r"runner: found v1; allowed: v2 \(VLLM_USE_V2"):
         layer(MLADcpImpl)
 

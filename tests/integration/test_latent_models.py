@@ -10,22 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
-from engines import environment, free_ports, run_ranks, run_script
+from engines import environment, run_script
+from several_engines import MIN_MARGIN, NUM_TOKENS, Outcome, engine, run_on_ranks
 from tiny_models import random_prompts
 
 from ascend_vllm_plugin import read_routing
 
 pytestmark = pytest.mark.engine
 
-NUM_TOKENS = 48
-NUM_CONTROL_TOKENS = 8
 TOKEN_BUDGET = 32
 BLOCK_SIZE = 32
-MIN_MARGIN = 5e-4
-"""As in test_smollm2.py."""
-
 LAYERS = {"mla": 2, "sfa": 3}
 MODELS: dict[str, list[Any]] = {
     "deepseek_v3": ["make_deepseek_v3"],
@@ -50,75 +45,6 @@ PCP = {"prefill_context_parallel_size": 2}
 
 def mtp(count: int) -> dict[str, Any]:
     return {"speculative_config": {"method": "mtp", "num_speculative_tokens": count}}
-
-
-def engine(
-    name: str, model: str, runs: dict[str, str | None] | None = None, **arguments: Any
-) -> dict[str, Any]:
-    """An engine for the runner, with its runs: name -> fault."""
-    fixed = {
-        "dtype": "float32",
-        "enforce_eager": True,
-        "skip_tokenizer_init": True,
-        "max_model_len": 512,
-        "max_num_seqs": 4,
-        "num_gpu_blocks_override": 64,  # what the prompts need, instead of a GiB for each engine
-        "disable_log_stats": False,
-    }
-    prompts = random_prompts()
-    return {
-        "name": name,
-        "engine": {"model": model, **fixed, **arguments},
-        "runs": [
-            {
-                "name": run,
-                "prompts": prompts,
-                "max_tokens": NUM_CONTROL_TOKENS if fault else NUM_TOKENS,
-                "fault": fault,
-            }
-            for run, fault in (runs or {"sound": None}).items()
-        ],
-    }
-
-
-@attrs.frozen
-class Outcome:
-    """What the engines of a process left behind."""
-
-    result: dict[str, Any]
-    folder: Path
-
-    def run(self, engine: str, run: str = "sound") -> dict[str, Any]:
-        found: dict[str, Any] = self.result["engines"][engine]["runs"][run]
-        return found
-
-    def tokens(self, engine: str, run: str = "sound") -> list[list[int]]:
-        found: list[list[int]] = self.run(engine, run)["tokens"]
-        return found
-
-    def reference(self, engine: str) -> list[list[int]]:
-        """What transformers gives, greedily, on the weights of this engine."""
-        return [case["tokens"] for case in self.result["reference"][engine]]
-
-    def first_of_reference(self, engine: str) -> list[list[int]]:
-        """As many tokens of it as a run with a fault has."""
-        return [tokens[:NUM_CONTROL_TOKENS] for tokens in self.reference(engine)]
-
-    def drafts(self, engine: str, run: str = "sound") -> tuple[int, int]:
-        """Drafted and accepted tokens of a run."""
-        counters = self.run(engine, run)["speculation"]
-        drafted, accepted = (
-            counters["after"][name] - counters["before"][name]
-            for name in ("num_draft_tokens", "num_accepted_tokens")
-        )
-        return drafted, accepted
-
-    def accepted_at(self, engine: str, run: str = "sound") -> list[int]:
-        """Accepted tokens of a run, by position of the draft."""
-        counters = self.run(engine, run)["speculation"]
-        name = "num_accepted_tokens_per_pos"
-        pairs = zip(counters["after"][name], counters["before"][name], strict=True)
-        return [after - before for after, before in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -168,14 +94,8 @@ def ranks(single: Outcome, models: Path, tmp_path_factory: pytest.TempPathFactor
         engine("agreeing, dcp", agreeing, **DCP, **mtp(3)),
         engine("mla, dcp", v3, {"sound": None, "broken": "only_the_own_part"}, **DCP),
     ]
-    for job, port in zip(engines, free_ports(len(engines)), strict=True):
-        job["port"] = port
-        job["engine"] |= {"distributed_executor_backend": "external_launcher", "seed": 0}
     engines[-1]["probe_merges"] = True  # last: a kernel that fails leaves the interpreter broken
-    env = environment(True, VLLM_USE_V2_MODEL_RUNNER="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
-    job = {"models": {}, "engines": engines, "reference": []}
-    results = run_ranks("latent_runner.py", job, folder, env)
-    return [Outcome(result, folder / f"rank{rank}") for rank, result in enumerate(results)]
+    return run_on_ranks(engines, folder)
 
 
 @pytest.mark.parametrize("name", ["mla", "sfa"])

@@ -60,6 +60,28 @@ def _make_qwen3(folder: Path, **attention: Any) -> Path:
     return folder
 
 
+def make_llama(folder: Path) -> Path:
+    """Llama with one key/value head, which two ranks both have; random weights, float32."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).float().save_pretrained(folder)
+    return folder
+
+
 def make_mla_config(folder: Path, **changes: Any) -> Path:
     """The configuration of a tiny DeepSeek-V2 (MLA) with changes, and no weights at all."""
     from transformers import DeepseekV2Config

@@ -63,6 +63,11 @@ def test_the_modes_of_the_gate_are_those_of_the_backends(mode):
         ({"ascend": {"draft_deadline_ms": True}}, "is True: allowed is a number"),
         ({"ascend": {"draft_deadline_ms": float("nan")}}, "is nan: allowed is a number"),
         ({"ascend": {"adaptive_k": 1}}, "is 1: allowed is true or false"),
+        (
+            {"ascend": {"training_consistency": "yes"}},
+            "option ascend.training_consistency of --additional-config is 'yes': "
+            "allowed is true or false",
+        ),
     ],
 )
 def test_wrong_options_are_named(given, message):

@@ -53,10 +53,6 @@ def request_from(
         has_sinks=config.has_sink,
         has_multimodal_prefix=config.use_mm_prefix,
         attn_type=plain(config.attn_type),
-        context_parallel_size=(
-            parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
-        ),
-        prefill_context_parallel_size=parallel.prefill_context_parallel_size,
         per_head_quant_scales=config.use_per_head_quant_scales,
         batch_invariant=config.use_batch_invariant,
         provider=SIMULATED_PROVIDER,
@@ -65,17 +61,25 @@ def request_from(
 
 
 def engine_facts(vllm_config: VllmConfig) -> dict[str, Any]:
-    """What the engine's configuration says about speculative decoding, as fields of a request.
+    """What the engine's configuration says beside a layer's own facts, as fields of a request.
 
-    A draft runs eager when its model does, or when the draft alone was told to.
+    A draft runs eager when its model does, or when the draft alone was told to. `explain` and
+    simulate mode see the graphs that vLLM captures where they run, which on a CPU are none.
     """
+    parallel, options = vllm_config.parallel_config, options_from(vllm_config.additional_config)
     speculative, target = vllm_config.speculative_config, vllm_config.model_config
     if speculative is not None and speculative.target_model_config is not None:
         target = speculative.target_model_config
     facts: dict[str, Any] = {
+        "context_parallel_size": (
+            parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+        ),
+        "prefill_context_parallel_size": parallel.prefill_context_parallel_size,
+        "training_consistency": options.training_consistency,
+        "graph_mode": graph_mode(vllm_config),
         "speculative": speculative is not None,
         "runner": "v2" if vllm_config.use_v2_model_runner else "v1",
-        "draft_flash_attn": options_from(vllm_config.additional_config).draft_flash_attn,
+        "draft_flash_attn": options.draft_flash_attn,
         "target_model_type": None if target is None else target.hf_config.model_type,
     }
     draft = draft_model_of(speculative)
@@ -83,6 +87,17 @@ def engine_facts(vllm_config: VllmConfig) -> dict[str, Any]:
         facts["draft_eager"] = bool(draft.enforce_eager or speculative.enforce_eager)
         facts["draft_architecture"] = next(iter(draft.architectures), None)
     return facts
+
+
+def graph_mode(vllm_config: VllmConfig) -> str:
+    """What the engine captures in graphs: the name of vLLM's `CUDAGraphMode`, in small letters.
+
+    `none` also where the model runs eager, and before vLLM has decided.
+    """
+    model, mode = vllm_config.model_config, vllm_config.compilation_config.cudagraph_mode
+    if mode is None or (model is not None and model.enforce_eager):
+        return "none"
+    return str(mode.name).lower()
 
 
 def role_of_current_layer(vllm_config: VllmConfig | None = None) -> str:

@@ -10,6 +10,7 @@
 | `draft_deadline_ms` | 5.0 | most milliseconds that a step waits for a draft; 0: never waits |
 | `adaptive_k` | false | choose k, up to `num_speculative_tokens`, by measured worth |
 | `draft_flash_attn` | `strict` | who may use the draft flash backend: `strict`, `wide`, `off` |
+| `training_consistency` | false | attention as training computes it: backend `fa3` or none |
 
 Example: `--additional-config '{"ascend": {"ngram_min": 3, "draft_flash_attn": "wide"}}'`.
 """
@@ -53,6 +54,7 @@ class Options:
     composite_drafters: tuple[str, ...] = attrs.field(default=DRAFTERS, converter=_as_tuple)
     draft_deadline_ms: float = 5.0
     adaptive_k: bool = False
+    training_consistency: bool = False
 
     def __attrs_post_init__(self) -> None:
         self._check_drafters()
@@ -65,6 +67,9 @@ class Options:
         if self.draft_flash_attn not in GATE_MODES:
             allowed = "one of: " + ", ".join(GATE_MODES)
             raise OptionError(f"{KEY}.draft_flash_attn", self.draft_flash_attn, allowed)
+        for name in ("adaptive_k", "training_consistency"):
+            if type(getattr(self, name)) is not bool:
+                raise OptionError(f"{KEY}.{name}", getattr(self, name), "true or false")
 
     def _check_drafters(self) -> None:
         if self.composite not in COMPOSITES:
@@ -79,8 +84,6 @@ class Options:
         if type(limit) not in (int, float) or not 0 <= self.draft_deadline_ms < math.inf:
             allowed = "a number of milliseconds of at least 0"
             raise OptionError(f"{KEY}.draft_deadline_ms", limit, allowed)
-        if type(self.adaptive_k) is not bool:
-            raise OptionError(f"{KEY}.adaptive_k", self.adaptive_k, "true or false")
 
 
 def options_from(additional_config: object) -> Options:

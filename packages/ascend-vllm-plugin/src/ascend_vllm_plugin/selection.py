@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ADAPTERS: Mapping[str, str] = {
     "standard": "ascend_vllm_plugin.adapters.standard.StandardBackend",
+    "standard_dcp": "ascend_vllm_plugin.adapters.standard_dcp.StandardDcpBackend",
+    "fa3": "ascend_vllm_plugin.adapters.fa3.FABackend",
     "mla": "ascend_vllm_plugin.adapters.mla.MLABackend",
     "mla_dcp": "ascend_vllm_plugin.adapters.mla.MLADcpBackend",
     "mla_pcp": "ascend_vllm_plugin.adapters.mla.MLAPcpBackend",

@@ -25,8 +25,8 @@ from vllm.v1.attention.backend import (
 from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl
 from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_attn_ops import PartialAttention
-from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
-from ascend_vllm_plugin.adapters.shared_keys import SharedKeysFacts, padded
+from ascend_vllm_plugin.adapters.layer import layer_request, unknown_arguments
+from ascend_vllm_plugin.adapters.shared_keys import SharedKeysFacts, padded, runner_refusals
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
@@ -208,14 +208,11 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
             logits_soft_cap=logits_soft_cap or None,
             attn_type=str(getattr(attn_type, "value", attn_type)),
             has_sinks=sinks is not None,
-            context_parallel_size=self.dcp_world_size * self.pcp_world_size,
-            prefill_context_parallel_size=self.pcp_world_size,
         )
         refusals = self.backend.refusals(request, simulated_profile())
         further = {name: value for name, value in projections.items() if name not in _OF_VLLM}
         refusals += unknown_arguments(self.backend.name, kv_sharing_target_layer_name, further)
-        if self.dcp_world_size > 1 and request.runner != "v2":
-            refusals.append(refusal(self.backend.name, "runner", request.runner, _V2))
+        refusals += runner_refusals(self.backend.name, request)
         if refusals:
             raise LayerRefusedError(self.backend.name, refusals)
         heads = num_heads * self.dcp_world_size  # vLLM gathers those of all ranks
@@ -294,8 +291,6 @@ class SharedKeysImpl(SharedKeysFacts):
         """The same, with rows of padding: 0 and -inf."""
         return padded(self.attend_partial(queries, caches, step), queries[0].shape[0])
 
-
-_V2 = "v2 (VLLM_USE_V2_MODEL_RUNNER=1): on a CPU the v1 runner does not spread keys over ranks"
 
 _OF_VLLM = frozenset(
     {

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ascend_attn_backends import ContextShard
-from ascend_attn_ops import PartialAttention
+from ascend_attn_backends import BackendRequest, ContextShard
+from ascend_attn_ops import PartialAttention, Refusal
+from ascend_vllm_plugin.adapters.layer import refusal
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+_V2 = "v2 (VLLM_USE_V2_MODEL_RUNNER=1): on a CPU the v1 runner does not spread keys over ranks"
 
 
 class SharedKeysFacts:
@@ -43,6 +47,14 @@ def shard_of(vllm_config: VllmConfig) -> ContextShard:
     size = parallel.decode_context_parallel_size
     rank = get_dcp_group().rank_in_group if size > 1 else 0
     return ContextShard(rank=rank, size=size, interleave=parallel.cp_kv_cache_interleave_size)
+
+
+def runner_refusals(backend: str, request: BackendRequest) -> list[Refusal]:
+    """What a layer whose keys ranks share says of the engine's model runner."""
+    shares_keys = request.context_parallel_size > request.prefill_context_parallel_size
+    if not shares_keys or request.runner == "v2":
+        return []
+    return [refusal(backend, "runner", request.runner, _V2)]
 
 
 def padded(part: PartialAttention, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

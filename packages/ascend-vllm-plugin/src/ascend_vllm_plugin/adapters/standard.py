@@ -19,8 +19,10 @@ from ascend_attn_backends import (
     AscendAttentionBackend,
     AscendAttentionMetadataBuilder,
     AscendMetadata,
+    BackendRequest,
 )
 from ascend_attn_backends import AttentionBackend as BackendClass
+from ascend_attn_ops import Refusal
 from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
@@ -152,9 +154,14 @@ class StandardImpl(AttentionImpl[Any]):
         )
         refusals = self.backend.refusals(request, simulated_profile())
         refusals += unknown_arguments(self.backend.name, kv_sharing_target_layer_name, further)
+        refusals += self.further_refusals(request)
         if refusals:
             raise LayerRefusedError(self.backend.name, refusals)
         self._impl = self.make_impl()
+
+    def further_refusals(self, request: BackendRequest) -> list[Refusal]:
+        """What this adapter refuses beyond the backend."""
+        return []
 
     def make_impl(self) -> Any:
         """The layer of the backend."""
