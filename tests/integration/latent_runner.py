@@ -18,6 +18,8 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +85,28 @@ def wait_without_spinning() -> None:
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
 
 
-def run_engine(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Start an engine, let it generate, and stop it."""
+@contextmanager
+def started(arguments: dict[str, Any]) -> Iterator[Any]:
+    """An engine while the context lasts; another one may follow in this process."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    llm = LLM(**arguments)
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def run_engine(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Start an engine, let it generate, and stop it."""
     os.environ["ASCEND_VLLM_ROUTING_FILE"] = str(folder / f"{job['name']}.routing.json")
     if "port" in job:
         os.environ["MASTER_PORT"] = str(job["port"])
-    llm = LLM(**job["engine"])
-    try:
+    with started(job["engine"]) as llm:
         runs = {}
         for run in job["runs"]:
             before = engine_runner.speculation_metrics(llm)
@@ -101,12 +115,7 @@ def run_engine(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             runs[run["name"]]["speculation"] = {"before": before, "after": after}
         merges = stock_merges() if job.get("probe_merges") else None
         layers = llm.apply_model(engine_runner.layer_backends)[0]
-        return {"runs": runs, "layers": layers, "merges": merges}
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
+    return {"runs": runs, "layers": layers, "merges": merges}
 
 
 def reference(job: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -209,6 +209,7 @@ def config() -> Any:
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
         cache_config=SimpleNamespace(block_size=128),
+        kv_transfer_config=None,
         compilation_config=SimpleNamespace(cudagraph_mode=None),
     )
 

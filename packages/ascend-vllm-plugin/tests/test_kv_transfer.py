@@ -5,7 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from ascend_attn_backends import transfer_listener
-from ascend_vllm_plugin.kv_transfer import TransferWindows, connector_reasons, open_windows
+from ascend_vllm_plugin import ConnectorSettingError
+from ascend_vllm_plugin.kv_transfer import (
+    FOLDER_MODULE,
+    TransferWindows,
+    connector_reasons,
+    open_windows,
+)
 
 
 class Connector:
@@ -121,7 +127,7 @@ def test_a_failure_in_a_window_ends_it_and_nothing_of_the_step_is_saved(step, ca
         worker.run()
     assert diary.told == ["started", "ended", "started", error]
     assert worker.connector.asked == ["bind", "load", "saved"]
-    assert "keys of 1 layers are not saved" in caplog.text
+    assert "1 saves of keys are dropped" in caplog.text
     assert worker.connector.transfer_gate.is_open
 
 
@@ -182,6 +188,23 @@ def test_both_calls_of_latent_attention_are_windows():
     assert diary.told == ["started", "ended"] * 2
 
 
+def engine(module_path, ranks=1, **extra):
+    """The parts of a configuration that the rules for connectors read."""
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_module_path=module_path, kv_connector_extra_config=extra
+        ),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=ranks, prefill_context_parallel_size=1
+        ),
+    )
+
+
+def reasons(config, facts):
+    asked = {name: name in facts.split() for name in ("latent", "sparse", "draft")}
+    return list(connector_reasons(config, **asked))
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
@@ -191,11 +214,23 @@ def test_both_calls_of_latent_attention_are_windows():
         ("draft", ["draft"]),
     ],
 )
-def test_layers_whose_keys_no_connector_sees_are_named(facts, words):
-    asked = {name: name in facts.split() for name in ("latent", "sparse", "draft")}
-    reasons = list(connector_reasons(**asked))
-    assert len(reasons) == len(words)
-    assert all(word in reason for word, reason in zip(words, reasons, strict=True))
+def test_layers_whose_keys_other_connectors_do_not_see_are_named(facts, words, tmp_path):
+    found = reasons(engine("ascend_vllm_plugin.kv_transfer"), facts)
+    assert len(found) == len(words)
+    for word, reason in zip(words, found, strict=True):
+        assert word in reason
+        assert "only FolderConnector" in reason
+    assert reasons(engine(FOLDER_MODULE, shared_storage_path=str(tmp_path)), facts) == []
+
+
+def test_the_folder_connector_takes_no_part_of_a_prompt(tmp_path):
+    (reason,) = reasons(engine(FOLDER_MODULE, 2, shared_storage_path=str(tmp_path)), "latent")
+    assert "context parallelism" in reason
+
+
+def test_wrong_settings_of_the_folder_connector_are_found_with_the_layers():
+    with pytest.raises(ConnectorSettingError, match="shared_storage_path is None"):
+        reasons(engine(FOLDER_MODULE), "latent")
 
 
 def test_other_names_are_no_attributes():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ascend_vllm_plugin.compat import SUPPORTED_VLLM, installed_vllm
     from ascend_vllm_plugin.drafters import NgramProposer
     from ascend_vllm_plugin.errors import (
+        ConnectorSettingError,
         DraftRefusedError,
         EnvironmentVariableError,
         LayerRefusedError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         UnsupportedVllmError,
     )
     from ascend_vllm_plugin.kv_transfer import TransferWindows
+        StoredKeysError,
     from ascend_vllm_plugin.options import Options
     from ascend_vllm_plugin.registration import register, register_general
     from ascend_vllm_plugin.routing import RoutingRow, RoutingTable, read_routing
@@ -43,6 +45,7 @@ __all__ = [
     "EnvironmentVariableError",
     "LayerRefusedError",
     "NgramProposer",
+    "ConnectorSettingError",
     "OptionError",
     "Options",
     "PluginError",
@@ -59,6 +62,7 @@ __all__ = [
     "installed_vllm",
     "read_routing",
     "register",
+    "StoredKeysError",
     "register_general",
 ]
 
@@ -74,6 +78,7 @@ _HOMES = {
     "Options": "options",
     "PluginError": "errors",
     "PromptLookupProposer": "background_proposers",
+    "ConnectorSettingError": "errors",
     "RoutingFileError": "errors",
     "RoutingRow": "routing",
     "RoutingTable": "routing",
@@ -90,6 +95,7 @@ _HOMES = {
 }
 
 
+    "StoredKeysError": "errors",
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:

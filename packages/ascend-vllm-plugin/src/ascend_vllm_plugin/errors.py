@@ -92,3 +92,22 @@ class RoutingFileError(PluginError, ValueError):
         super().__init__(f"{path} is not a routing table of ascend-vllm-plugin: {reason}")
         self.path = path
         self.reason = reason
+class ConnectorSettingError(PluginError, ValueError):
+    """A setting of a KV connector of this package is wrong."""
+
+    def __init__(self, name: str, found: object, allowed: str) -> None:
+        super().__init__(f"kv_connector_extra_config: {name} is {found!r}: allowed is {allowed}")
+        self.name = name
+        self.found = found
+        self.allowed = allowed
+
+
+class StoredKeysError(PluginError, ValueError):
+    """Stored keys and values cannot be used."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"the stored keys {path} are refused: {reason}")
+        self.path = path
+        self.reason = reason
+
+

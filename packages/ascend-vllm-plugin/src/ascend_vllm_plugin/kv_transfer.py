@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ascend_attn_backends import attention_transfer_window, transfer_listener
 from ascend_vllm_plugin.errors import UnknownConnectorError
+from ascend_vllm_plugin.kv_store import store_folder
 from ascend_vllm_plugin.transfer_gate import TransferGate
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ WINDOWED: Final = "Windowed"
 
 ATTENTION_CALLS: Final = ("forward", "forward_mqa", "forward_mha")
 """What vLLM calls on an attention implementation: layers of heads, and the two parts of MLA."""
+
+FOLDER_MODULE: Final = "ascend_vllm_plugin.folder_connector"
+"""Where `FolderConnector` is."""
+
+_OTHERS: Final = "other connectors"
 
 _log = logging.getLogger("vllm.ascend_vllm_plugin")
 
@@ -108,7 +114,7 @@ class TransferWindows(_Connector):
                 for save in pending:
                     save()
         elif pending:
-            _log.warning("keys of %d layers are not saved: the step failed", len(pending))
+            _log.warning("%d saves of keys are dropped: the step failed", len(pending))
         self._inner().wait_for_save()
 
     def shutdown(self) -> None:
@@ -153,25 +159,38 @@ def _in_window(call: Callable[..., Any]) -> Callable[..., Any]:
     return windowed
 
 
-def connector_reasons(*, latent: bool, sparse: bool, draft: bool) -> Iterator[str]:
-    """Why a KV connector cannot serve a layer: what is allowed instead.
+def connector_reasons(
+    vllm_config: VllmConfig, *, latent: bool, sparse: bool, draft: bool
+) -> Iterator[str]:
+    """Why the KV connector of an engine cannot serve a layer: what is allowed instead.
 
     vLLM hands a connector the cache of each attention call that it makes, and asks it for the
     cache of every layer (vllm/model_executor/layers/attention/kv_transfer_utils.py). Connectors
     tell a cache of latents by vLLM's own metadata class, and silently move wrong values of a cache
-    whose metadata is of another one (kv_connector/v1/example_connector.py).
+    whose metadata is of another one (kv_connector/v1/example_connector.py). `FolderConnector` goes
+    by the registered caches instead; of prompts that ranks share it has no whole one.
 
     Args:
+        vllm_config: of the engine, which has a connector.
         latent: the layer's cache holds latents (MLA).
         sparse: the layer attends to keys that an indexer chose.
         draft: the layer belongs to a draft model.
+
+    Raises:
+        ConnectorSettingError: a setting of `FolderConnector` is wrong.
     """
+    transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+    if transfer is not None and transfer.kv_connector_module_path == FOLDER_MODULE:
+        store_folder(transfer.kv_connector_extra_config)
+        if parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size > 1:
+            yield "no FolderConnector with context parallelism: no rank has a whole prompt"
+        return
     if latent:
-        yield "no KV connector with latent attention: connectors take its cache for one of heads"
+        yield f"only FolderConnector with latent attention: {_OTHERS} take its cache for heads"
     if sparse:
-        yield "no KV connector with sparse attention: the indexer's keys are in no attention call"
+        yield f"only FolderConnector with sparse attention: {_OTHERS} miss the indexer's keys"
     if draft:
-        yield "no KV connector with a draft model: its keys for a prompt are in no attention call"
+        yield f"only FolderConnector with a draft model: {_OTHERS} miss its keys of a prompt"
 
 
 def __getattr__(name: str) -> type:

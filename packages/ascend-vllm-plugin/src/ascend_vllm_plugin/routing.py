@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from ascend_attn_backends import AscendFlashAttentionBackend, GateTerm, Verdict
+from ascend_vllm_plugin.files import replacing
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin.errors import RoutingFileError
 
@@ -113,14 +114,8 @@ class RoutingTable:
 
     def write(self, path: Path) -> None:
         """Write the table; a reader sees the whole file or none."""
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(path) as temporary:
+            temporary.write_text(self.to_json(), encoding="utf-8")
 
     def render(self) -> str:
         """The table as text for a log or a terminal."""

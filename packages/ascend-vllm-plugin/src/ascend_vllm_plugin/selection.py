@@ -151,7 +151,7 @@ def adapter_refusals(config: AttentionSelectorConfig, vllm_config: VllmConfig) -
     if config.use_kv_connector:
         is_draft = role_of_current_layer(vllm_config) == "draft"
         unserved = connector_reasons(
-            latent=config.use_mla, sparse=config.use_sparse, draft=is_draft
+            vllm_config, latent=config.use_mla, sparse=config.use_sparse, draft=is_draft
         )
         reasons += [("use_kv_connector", allowed) for allowed in unserved]
     return [
