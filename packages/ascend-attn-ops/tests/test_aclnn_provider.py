@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import torch
 
 import ascend_attn_ops as ops
 from ascend_attn_ops import selection
+from ascend_attn_ops.aclnn_abi import signature
 from ascend_attn_ops.cli import main
 from ascend_attn_ops.providers import aclnn
-from ascend_attn_ops.providers.aclnn import arrays, errors, libraries
+from ascend_attn_ops.providers.aclnn import arrays, errors, headers, libraries, provider
 
 VARIABLES = (
     "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_EMULATOR_LIBRARIES", "LD_LIBRARY_PATH",
@@ -69,6 +72,103 @@ def test_every_mapped_operator_has_the_provider_and_no_other() -> None:
     assert having == aclnn.supported_operators()
 
 
+def test_operators_of_atb_say_why_they_have_no_c_call() -> None:
+    for op in (ops.paged_attention, ops.reshape_and_cache):
+        sample = next(s for s in op.samples() if not s.rules)
+        record = ops.from_data(op.record, sample.data)
+        with pytest.raises(ops.ProviderUnavailableError, match=r"aclnn: .*ATB.*C\+\+ classes"):
+            selection.checked_provider(op, record, None, "aclnn")
+    record = ops.from_data(ops.compressor.record, next(ops.compressor.samples()).data)
+    with pytest.raises(ops.ProviderUnavailableError, match="compressor has no such provider"):
+        selection._named(ops.compressor, record, None, "aclnn")
+
+
+HEADER = """/* aclnnFlashAttnMetadataGetWorkspaceSize(wrong); */
+__attribute__((visibility("default"))) aclnnStatus aclnnFlashAttnMetadataGetWorkspaceSize(
+    const aclTensor *cuSeqlensQOptional,   // (B+1,), starts with 0
+    const aclTensor *cuSeqlensKvOptional, const aclTensor *seqUsedQOptional,
+    const aclTensor *sequsedKv, int64_t numHeadsQ, int64_t numHeadsKv, int64_t headDim,
+    int64_t batchSize, int64_t maxSeqlenQ, int64_t maxSeqlenKv, int64_t maskMode,
+    int64_t winLeft, int64_t winRight, char *layoutQ, char *layoutKv, const char layoutOut[],
+    const aclTensor *metadataOut, uint64_t *workspaceSize, aclOpExecutor **executor);
+"""
+
+
+@pytest.mark.parametrize("place", ["include/aclnnop", "custom"])
+def test_an_undocumented_order_is_used_where_the_header_confirms_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = signature("aclnnFlashAttnMetadata")
+    folder = tmp_path / place
+    if place == "custom":
+        monkeypatch.setenv("ASCEND_CUSTOM_OPP_PATH", str(folder))
+        folder = folder / "op_api" / "include"
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    reason = headers.unconfirmed_order(form)
+    assert reason is not None
+    assert "aclnn_flash_attn_metadata.h" in reason
+    folder.mkdir(parents=True)
+    path = folder / "aclnn_flash_attn_metadata.h"
+    path.write_text(HEADER)
+    assert headers.unconfirmed_order(form) is None
+    path.write_text(
+        HEADER.replace("int64_t winLeft, int64_t winRight", "int64_t winRight, int64_t winLeft")
+    )
+    reason = headers.unconfirmed_order(form)
+    assert reason is not None
+    assert "win_right, win_left" in reason
+    path.write_text("// nothing")
+    assert "(nothing)" in str(headers.unconfirmed_order(form))
+
+
+def test_a_real_cann_without_the_header_refuses_the_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Cann:
+        emulated = False
+
+        def has(self, name: str) -> bool:
+            return True
+
+    class Runtime:
+        family = "A5"
+
+    monkeypatch.setattr(libraries, "load", Cann)
+    monkeypatch.setattr(provider, "default_runtime", Runtime)
+    sample = next(s for s in ops.flash_attn.samples() if not s.rules)
+    record = ops.from_data(ops.flash_attn.record, sample.data)
+    gap = ops.flash_attn.providers["aclnn"].gap
+    assert "is in no document" in str(gap(record))
+    monkeypatch.setattr(Cann, "emulated", True)
+    assert gap(record) is None
+    monkeypatch.setattr(Cann, "has", lambda self, name: False)
+    assert gap(record) == "this CANN has no aclnnFlashAttn"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(32, 64), (17, 33), (3, 1, 5)])
+def test_fractal_nz_is_the_documented_order(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Element (m, n) of a matrix lies at [n // w, m // 16, m % 16, n % w]."""
+    tensor = torch.arange(1, 1 + math.prod(shape)).remainder(127).view(shape).to(dtype)
+    found = arrays.fractal_nz_array(tensor.transpose(-1, -2).contiguous().transpose(-1, -2))
+    assert found.layout.storage is not None
+    tiles, width = found.owner, found.layout.storage[-1]
+    assert tuple(tiles.shape) == found.layout.storage
+    assert width == (32 if dtype == torch.int8 else 16)
+    for *lead, m, n in itertools.product(*map(range, shape)):
+        place = (*lead, n // width, m // 16, m % 16, n % width)
+        assert tiles[place] == tensor[(*lead, m, n)]
+    assert tiles.double().sum() == tensor.double().sum()  # the rest is 0
+    assert torch.equal(arrays.plain_tensor(tiles, shape), tensor)
+    assert found.layout.bytes == tiles.nbytes
+    assert str(found.layout).endswith("with format FRACTAL_NZ")
+
+
+def test_a_vector_has_no_fractal_nz() -> None:
+    with pytest.raises(aclnn.ArrayError, match="found 1 dimensions; allowed: at least 2"):
+        arrays.fractal_nz_array(torch.zeros(16))
+
+
 def put(folder: Path, name: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(b"")
@@ -107,7 +207,8 @@ def test_custom_operators_come_first_in_the_order_of_their_vendors(
         (161001, aclnn.NullPointerError),
         (161002, aclnn.InvalidArgumentError),
         (207001, aclnn.OutOfDeviceMemoryError),
-        (561002, aclnn.CannError),
+        (561002, aclnn.TilingError),
+        (561103, aclnn.CannError),
         (4, aclnn.CannError),
     ],
 )

@@ -258,6 +258,9 @@ def _named(op: Operator[Any], args: Any, profile: HardwareProfile | None, names:
 
 def _absent(op: Operator[Any], name: str) -> str:
     known = sorted({one for order in provider_data()["priority"].values() for one in order})
+    why = provider_data()["absent"].get(name, {}).get(op.name)
+    if why is not None:
+        return str(why)
     if name in known:
         return f"{op.name} has no such provider"
     return f"there is no provider {name!r}; allowed: {', '.join(known)}"

@@ -84,6 +84,44 @@ def test_results_and_calls(name: str, npu: Emulator) -> None:
     assert_arguments(attention_call, ops.flash_attn.bind(**call), outputs)
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("where", ["npu", "cpu"])
+def test_without_the_package_by_aclnn(name: str, where: str, npu: Emulator) -> None:
+    """The provider aclnn: plan and attention by two-stage calls, of NPU tensors and of CPU ones."""
+    problem = PROBLEMS[name]
+    tensors = tensors_of(problem, torch.bfloat16)
+    call = arguments_of(problem, tensors)
+    call = on_npu(call) if where == "npu" else call
+    with npu.record() as seen, ops.use_provider("aclnn"):
+        call = planned(call, npu)
+        out, lse = ops.flash_attn(**call, profile=npu.profile)
+    assert out.device.type == lse.device.type == where
+    wanted_out, wanted_lse = expected(problem, tensors)
+    assert close(out, wanted_out)
+    assert close(lse, wanted_lse)
+    other = expected(problem, tensors_of(attrs.evolve(problem, seed=9), torch.bfloat16))
+    assert not close(out, other[0])
+    own = [c for c in seen.calls if c.operator.startswith("aclnnFlashAttn")]
+    assert [c.operator for c in own] == ["aclnnFlashAttnMetadata", "aclnnFlashAttn"]
+    assert not any("cann_ops_transformer" in c.operator for c in seen.calls)
+    plan_arguments = ops.flash_attn.bind(**call).plan_arguments()
+    assert_arguments(own[0], plan_arguments, {"metadata": described(call["metadata"])})
+
+
+def test_a_plan_of_numbers_alone_by_aclnn(npu: Emulator) -> None:
+    """No tensor says where: absent numbers and layouts become what CANN reads for None."""
+    with npu.record() as seen:
+        plan = ops.flash_attn_metadata(
+            4, 2, 64, batch_size=3, max_seqlen_q=2, max_seqlen_kv=9, mask_mode=0,
+            provider="aclnn", profile=npu.profile,
+        )  # fmt: skip
+    assert plan.device.type == "cpu"
+    assert plan[3 + 16] == 3 * 2  # all heads, as the emulated plan says it
+    (call,) = seen.calls
+    given = {"win_left": -1, "layout_q": "BSND", "batch_size": 3, "seqused_q": None}
+    assert call.described().items() >= given.items()
+
+
 def assert_arguments(call: Any, record: Any, outputs: dict[str, Any]) -> None:
     """Every C argument, in order, is what the call record says."""
     names = [parameter.name for parameter in signature(call.operator).parameters]

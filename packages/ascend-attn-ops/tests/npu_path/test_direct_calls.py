@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -132,8 +133,6 @@ def test_a_call_against_the_formula(runtime: aclnn.Runtime, call: dict[str, Any]
 
 
 def test_without_torch_npu(npu: Emulator, family: str) -> None:
-    if family != "A3":
-        pytest.skip("a process of its own does not depend on the SoC; tested on A3")
     command = [sys.executable, str(PROGRAM), npu.profile.soc_name]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False, env=clean_environment()
@@ -203,10 +202,10 @@ REFUSED: dict[str, tuple[Change, type[aclnn.CannError], int, str]] = {
         lambda r, a: {**a, "attention_out": None}, aclnn.NullPointerError, 161001, "attention_out",
     ),
     "layout": (
-        lambda r, a: {**a, "layout_query": "SBH"}, aclnn.CannError, 561002, "layout_query",
+        lambda r, a: {**a, "layout_query": "SBH"}, aclnn.TilingError, 561002, "layout_query",
     ),
     "sparse mode": (
-        lambda r, a: {**a, "sparse_mode": 4}, aclnn.CannError, 561002, "sparse_mode",
+        lambda r, a: {**a, "sparse_mode": 4}, aclnn.TilingError, 561002, "sparse_mode",
     ),
     "indices of 64 bits": (
         lambda r, a: {**a, "sparse_indices": r.empty((4, 1, 20), "int64")},
@@ -313,23 +312,56 @@ def test_the_provider_frees_what_it_uploaded_when_memory_ends(
     assert aclnn.default_runtime().counters.live_bytes == 0
 
 
+def once(runtime: aclnn.Runtime, call: dict[str, Any]) -> None:
+    runtime.call(SPARSE, call)
+
+
+def short(runtime: aclnn.Runtime, call: dict[str, Any]) -> None:
+    with runtime.prepare(SPARSE, call) as prepared:
+        address, size = runtime.workspace(prepared.workspace_size)
+        prepared.execute(address, size - 1)
+
+
+def twice(runtime: aclnn.Runtime, call: dict[str, Any]) -> None:
+    with runtime.prepare(SPARSE, call) as prepared:
+        for _ in range(2):
+            prepared.execute(*runtime.workspace(prepared.workspace_size))
+
+
+def too_large(runtime: aclnn.Runtime, call: dict[str, Any]) -> None:
+    with runtime.prepare(SPARSE, call), runtime.empty((1 << 44,), "int8"):
+        raise AssertionError("there is no room for it")
+
+
+# Run one after another: a call, and every way in which one fails.
+ENDS: tuple[tuple[Callable[..., None], dict[str, Any], type[Exception] | None], ...] = (
+    (once, {}, None),
+    (once, {"query": None}, aclnn.NullPointerError),
+    (once, {"sparse_indices": "query"}, aclnn.InvalidArgumentError),
+    (once, {"layout_query": "SBH"}, aclnn.TilingError),
+    (once, {"sparse_mode": None}, aclnn.ArrayError),
+    (short, {}, aclnn.ShortWorkspaceError),
+    (twice, {}, aclnn.ExecutorReusedError),
+    (too_large, {}, aclnn.OutOfDeviceMemoryError),
+)
+
+
 def test_a_thousand_calls_leave_nothing(npu: Emulator, runtime: aclnn.Runtime) -> None:
-    """Every third one refused; uploads, workspace, executors and handles are counted."""
+    """Of every end in turn; uploads, workspace, executors and handles are counted."""
     inputs = direct.host_inputs()
-    before = npu.live
+    before, turns = npu.live, 1000
     with npu.without_kernels():
-        for number in range(1000):
+        for number in range(turns):
+            run, changes, error = ENDS[number % len(ENDS)]
             call = direct.arguments(runtime, inputs)
-            if number % 3 == 0:
-                with pytest.raises(aclnn.NullPointerError):
-                    runtime.call(SPARSE, {**call, "key_rope": call["key_rope"], "query": None})
-            else:
-                runtime.call(SPARSE, call)
+            bad = {n: call.get(v, v) if isinstance(v, str) else v for n, v in changes.items()}
+            with contextlib.nullcontext() if error is None else pytest.raises(error) as caught:
+                run(runtime, call | bad)
+            assert caught is None or type(caught.value) is error
             direct.free(call)
-    counters = runtime.counters
-    assert (counters.calls, counters.refused) == (666, 334)
+    counters, rounds = runtime.counters, turns // len(ENDS)
+    assert (counters.calls, counters.refused) == (2 * rounds, 3 * rounds)
     assert counters.workspace_allocations == 1
-    assert counters.workspace_reuses == 665
     assert counters.live_handles == {}
     assert counters.live_allocations == 1  # the workspace
     left = npu.live

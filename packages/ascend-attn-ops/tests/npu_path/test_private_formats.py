@@ -9,6 +9,7 @@ from npu_path.support import on_npu
 
 import ascend_attn_ops as ops
 from ascend_attn_ops.emulator import Emulator
+from ascend_attn_ops.providers import aclnn
 
 
 def blocked(cache: torch.Tensor) -> torch.Tensor:
@@ -65,3 +66,34 @@ def test_the_sanitizer_asks_for_the_format_of_the_weights(npu: Emulator, private
         with pytest.raises(ops.SanitizerError, match="weight_dq: found format"):
             ops.mla_prolog_v3(**plain, profile=npu.profile)
         ops.mla_prolog_v3(**weights_in_nz(plain), profile=npu.profile)
+
+
+def test_aclnn_takes_the_format_from_the_tensor_and_makes_it_from_a_host_one(
+    npu: Emulator, private: None
+) -> None:
+    made = prolog(3, 1024)(torch.Generator().manual_seed(4))
+    names = ("weight_dq", "weight_uq_qr", "weight_dkv_kr")
+    options = {"profile": npu.profile, "provider": "aclnn"}
+    found = []
+    for arguments in (weights_in_nz(on_npu(made)), made):
+        with npu.record() as seen:
+            found.append(ops.mla_prolog_v3(**arguments, **options)[0].cpu())
+        (call,) = seen.of("aclnnMlaPrologV3WeightNz")
+        assert all(str(call.arguments[name]).endswith("FRACTAL_NZ") for name in names)
+    wanted = ops.mla_prolog_v3(**weights_in_nz(on_npu(made)), profile=npu.profile)[0].cpu()
+    assert torch.equal(found[0], wanted)
+    assert torch.equal(found[1], wanted)
+    plain = on_npu(made)  # control: the same data without the format is described as it is
+    with npu.record() as seen, npu.without_kernels():
+        ops.mla_prolog_v3(**plain, **options)
+    (call,) = seen.of("aclnnMlaPrologV3WeightNz")
+    assert str(call.arguments["weight_dq"]) == "bfloat16[1024, 1536]"
+
+
+def test_a_private_tensor_comes_back_plain(npu: Emulator) -> None:
+    plain = torch.arange(17 * 33, dtype=torch.float32).view(17, 33).half()
+    with aclnn.Runtime() as runtime, runtime.upload(plain, fractal_nz=True) as stored:
+        assert torch.equal(stored.torch(), plain)
+        with runtime.empty((17, 33), "float16") as out:
+            runtime.call("aclnnNeg", {"self": stored, "out": out})
+            assert torch.equal(out.torch(), -plain)

@@ -104,9 +104,14 @@ def _parameter(operator: str, text: str, role: str) -> Parameter:
     kind = "tensor" if match is None else match["kind"] or "tensor"
     if match is None or kind not in CTYPES:
         raise SignatureError(f"{operator}: cannot read {text!r}; kinds: {', '.join(CTYPES)}")
-    name = _WORD_START.sub("_", match["name"]).lower()
+    name = snake_case(match["name"])
     role = role if kind in ("tensor", "tensors") else "input"
     return Parameter(name, kind, bool(match["optional"]), "mutated" if match["mutated"] else role)
+
+
+def snake_case(name: str) -> str:
+    """A vendor's name such as ``sparseIndices`` as ``sparse_indices``."""
+    return _WORD_START.sub("_", name).lower()
 
 
 @cache

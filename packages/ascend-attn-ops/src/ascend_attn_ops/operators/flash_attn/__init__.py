@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...operator import Operator, Provider, TensorMeta, Tolerance
+from ...providers.aclnn import aclnn_provider
 from ...providers.cann_ops_transformer import cann_ops_transformer_provider
 from ...registry import register
 from .._shared.flash_attn import size_of
@@ -39,6 +40,7 @@ flash_attn = register(
             "cann_ops_transformer": cann_ops_transformer_provider(
                 providers.cann_ops_transformer_call
             ),
+            "aclnn": aclnn_provider("flash_attn"),
         },
         npu_calls={"cann_ops_transformer": providers.cann_ops_transformer_call},
         tolerances={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...operator import NpuCall, Operator, Provider
+from ...providers.aclnn import aclnn_provider
 from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from .._shared.vendor_call import call_like_record
@@ -32,6 +33,7 @@ kv_rmsnorm_rope_cache_v2 = register(
         providers={
             "reference": Provider("reference", update_caches, _host_gap),
             "torch_npu": torch_npu_provider(_torch_npu_call),
+            "aclnn": aclnn_provider("kv_rmsnorm_rope_cache_v2"),
         },
         npu_calls={"torch_npu": _torch_npu_call},
         tolerances=TOLERANCES,

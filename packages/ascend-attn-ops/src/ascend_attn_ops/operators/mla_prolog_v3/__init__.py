@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...operator import NpuCall, Operator, Provider, TensorMeta, Tolerance
+from ...providers.aclnn import aclnn_provider
 from ...providers.torch_npu import torch_npu_provider
 from ...registry import register
 from .._shared.vendor_call import call_like_record
@@ -58,6 +59,7 @@ mla_prolog_v3 = register(
         providers={
             "reference": Provider("reference", run_reference, host_gap),
             "torch_npu": torch_npu_provider(_torch_npu_call),
+            "aclnn": aclnn_provider("mla_prolog_v3"),
         },
         npu_calls={"torch_npu": _torch_npu_call},
         tolerances=TOLERANCES,

@@ -31,6 +31,7 @@ from .errors import (
     NullPointerError,
     OutOfDeviceMemoryError,
     ShortWorkspaceError,
+    TilingError,
 )
 from .libraries import Cann, library_folders, load, unavailable_reason
 from .provider import (
@@ -59,6 +60,7 @@ __all__ = [
     "PreparedCall",
     "Runtime",
     "ShortWorkspaceError",
+    "TilingError",
     "aclnn_operator",
     "aclnn_provider",
     "current_runtime",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...aclnn_abi import codes
 from ...refusals import AttentionOperatorError
 
-NULL_POINTER, INVALID, OUT_OF_MEMORY = 161001, 161002, (207001, 200000)
+NULL_POINTER, INVALID, TILING, OUT_OF_MEMORY = 161001, 161002, 561002, (207001, 200000)
 
 
 class CannError(AttentionOperatorError, RuntimeError):
@@ -30,7 +30,15 @@ class NullPointerError(CannError):
 
 
 class InvalidArgumentError(CannError):
-    """161002: an argument breaks a rule that the first stage checks."""
+    """161002: the dtype or format of an argument is none that the operator takes."""
+
+
+class TilingError(CannError):
+    """561002: layouts, modes, shapes or their combination break a rule of the operator.
+
+    CANN checks these while it plans the call (tiling), not with dtypes and formats, and so it
+    returns this code for, say, an unknown layout.
+    """
 
 
 class OutOfDeviceMemoryError(CannError):
@@ -102,6 +110,7 @@ class ArrayError(AttentionOperatorError, TypeError):
 _CLASSES: dict[int, type[CannError]] = {
     NULL_POINTER: NullPointerError,
     INVALID: InvalidArgumentError,
+    TILING: TilingError,
     **dict.fromkeys(OUT_OF_MEMORY, OutOfDeviceMemoryError),
 }
 

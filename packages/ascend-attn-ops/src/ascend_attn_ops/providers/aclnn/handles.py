@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any
 
 from ...aclnn_abi import CTYPES, Parameter, dtype_number
+from ...operators._shared.formats import FRACTAL_NZ, ND
 from .arrays import Layout
 from .counters import Counters
 from .errors import ArrayError, HandleError
 from .libraries import Cann
 
-ND = 2
 _POINTERS = frozenset(kind for kind, ctype in CTYPES.items() if ctype is ctypes.c_void_p)
 _ARRAYS: Mapping[str, tuple[str, Any]] = {
     "ints": ("IntArray", ctypes.c_int64),
@@ -76,7 +76,7 @@ class Handles:
         return handle
 
     def tensor(self, layout: Layout, address: int | None) -> int:
-        """An aclTensor of format ND on device memory that begins with its first element."""
+        """An aclTensor (ND, or FRACTAL_NZ) on memory that begins with its first element."""
         rank = len(layout.shape)
         try:
             dtype = dtype_number(layout.dtype)
@@ -84,11 +84,13 @@ class Handles:
             raise ArrayError(f"dtype {layout.dtype}: CANN has no such type") from None
         sizes = (ctypes.c_int64 * rank)(*layout.shape)
         steps = (ctypes.c_int64 * rank)(*layout.strides)
-        storage = (ctypes.c_int64 * 1)(layout.elements)
+        form = ND if layout.storage is None else FRACTAL_NZ
+        stored = (layout.elements,) if layout.storage is None else layout.storage
+        storage = (ctypes.c_int64 * len(stored))(*stored)
         return self._create(
             "Tensor", ctypes.cast(sizes, ctypes.c_void_p), rank, dtype,
-            ctypes.cast(steps, ctypes.c_void_p), 0, ND, ctypes.cast(storage, ctypes.c_void_p), 1,
-            address,
+            ctypes.cast(steps, ctypes.c_void_p), 0, form,
+            ctypes.cast(storage, ctypes.c_void_p), len(stored), address,
         )  # fmt: skip
 
     def tensors(self, members: Sequence[int]) -> int:

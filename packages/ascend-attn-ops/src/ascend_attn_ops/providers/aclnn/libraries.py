@@ -95,8 +95,8 @@ def unavailable_reason() -> str | None:
     )
 
 
-def custom_libraries() -> Iterator[Path]:
-    """Libraries of installed packages of custom operators, the preferred ones first."""
+def custom_folders() -> Iterator[Path]:
+    """``op_api`` folders of installed packages of custom operators, the preferred ones first."""
     data = _data()
     folders = [
         Path(entry) for entry in os.environ.get(data["custom_variable"], "").split(":") if entry
@@ -106,9 +106,23 @@ def custom_libraries() -> Iterator[Path]:
         vendors = Path(packages) / "vendors"
         folders += [vendors / name for name in _vendor_priority(vendors / "config.ini")]
     for folder in folders:
-        path = folder / "op_api" / "lib" / data["custom"]
+        yield folder / "op_api"
+
+
+def custom_libraries() -> Iterator[Path]:
+    """Libraries of installed packages of custom operators, the preferred ones first."""
+    for folder in custom_folders():
+        path = folder / "lib" / str(_data()["custom"])
         if path.is_file():
             yield path
+
+
+def header_folders() -> list[Path]:
+    """Folders in which the headers of operators are looked for, in order; they need not exist."""
+    data = _data()
+    homes = [os.environ[name] for name in data["home_variables"] if os.environ.get(name)]
+    folders = [Path(home) / part for home in homes for part in data["home_headers"]]
+    return [*(folder / "include" for folder in custom_folders()), *folders]
 
 
 def _vendor_priority(config: Path) -> list[str]:
@@ -164,6 +178,11 @@ class Cann:
     def has(self, name: str) -> bool:
         """Whether a library has this function."""
         return any(hasattr(library, name) for library in self._libraries)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether this is the emulator of this package and no real CANN."""
+        return self.has("emulator_operator_count")
 
     def recent_message(self) -> str:
         """Text of the last failure in this thread; CANN clears it when it is read."""

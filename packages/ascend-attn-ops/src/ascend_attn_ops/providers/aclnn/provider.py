@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import resources
 from types import TracebackType
@@ -22,6 +22,7 @@ from ...arguments import parameters, tensors_of
 from ...operator import Operator, Provider
 from ...registry import operator_named
 from . import libraries
+from .headers import unconfirmed_order
 from .runtime import DeviceTensor, Runtime
 
 
@@ -46,9 +47,11 @@ def _gap(name: str, args: Any) -> str | None:
     if given:
         return f"{', '.join(given)}: types that torch lacks are not described to aclnn here"
     operator = aclnn_operator(name, args, default_runtime().family)
-    if libraries.load().has(f"{operator}GetWorkspaceSize"):
-        return None
-    return f"this CANN has no {operator}"
+    if not libraries.load().has(f"{operator}GetWorkspaceSize"):
+        return f"this CANN has no {operator}"
+    if _calls()[name].get("undocumented") and not libraries.load().emulated:
+        return unconfirmed_order(signature(operator))
+    return None
 
 
 def aclnn_operator(name: str, args: Any, family: str) -> str:
@@ -96,8 +99,8 @@ def current_runtime(device: torch.device) -> Runtime:
 
 def _run(name: str, args: Any) -> Any:
     op = operator_named(name)
-    tensor = next(iter(tensors_of(args)))
-    if tensor.device.type == "npu":
+    tensor = next(iter(tensors_of(args)), None)
+    if tensor is not None and tensor.device.type == "npu":
         return _on_device(op, args, tensor.device)
     with _Uploads(default_runtime()) as uploads:
         return _on_host(op, args, uploads)
@@ -107,10 +110,8 @@ def _on_device(op: Operator[Any], args: Any, device: torch.device) -> Any:
     """NPU tensors; outputs and workspace come from torch_npu's allocator."""
     runtime = current_runtime(device)
     operator = aclnn_operator(op.name, args, runtime.family)
-    results = _given_outputs(op, args) or [
-        torch.empty(meta.shape, dtype=meta.dtype, device=device) for meta in op.outputs(args)
-    ]
-    arguments = _arguments(op.name, operator, args, results, lambda tensor: tensor)
+    results = _results(op, operator, args, device)
+    arguments = _arguments(op.name, operator, args, results, lambda _, tensor: tensor)
     with runtime.prepare(operator, arguments) as prepared:
         size = prepared.workspace_size
         workspace = torch.empty(size, dtype=torch.uint8, device=device)
@@ -122,45 +123,59 @@ def _on_host(op: Operator[Any], args: Any, uploads: _Uploads) -> Any:
     """CPU tensors; what the operator writes is copied back."""
     runtime = uploads.runtime
     operator = aclnn_operator(op.name, args, runtime.family)
-    results = _given_outputs(op, args) or [
-        torch.empty(meta.shape, dtype=meta.dtype) for meta in op.outputs(args)
-    ]
+    results = _results(op, operator, args, torch.device("cpu"))
     arguments = _arguments(op.name, operator, args, results, uploads.place)
     runtime.call(operator, arguments)
-    written = [getattr(args, p.name) for p in parameters(op.record) if p.mutated]
-    for tensor in [*results, *(t for t in written if t is not None)]:
-        uploads.place(tensor).copy_to(tensor)
+    mutated = {p.name: getattr(args, p.name) for p in parameters(op.record) if p.mutated}
+    for tensor in (results | mutated).values():
+        if tensor is not None:
+            uploads.place(False, tensor).copy_to(tensor)
     return _returned(op, results)
 
 
-def _given_outputs(op: Operator[Any], args: Any) -> list[torch.Tensor]:
-    """The caller's ``out`` tensors; empty when the operator has none or they are not given."""
-    names = [p.name for p in parameters(op.record) if p.outputs]
-    return [tensor for name in names for tensor in getattr(args, name) or ()]
+def _results(
+    op: Operator[Any], operator: str, args: Any, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """What the operator returns, by aclnn name: the caller's tensors, or new ones."""
+    outputs = [p.name for p in signature(operator).parameters if p.role == "output"]
+    names = _calls()[op.name].get("results", outputs)
+    given = [p.name for p in parameters(op.record) if p.outputs]
+    held = [tensor for name in given for tensor in getattr(args, name) or ()]
+    if held:
+        return dict(zip(names, held, strict=True))
+    return {
+        name: torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        if name in outputs
+        else getattr(args, name)
+        for name, meta in zip(names, op.outputs(args), strict=True)
+    }
 
 
-def _returned(op: Operator[Any], results: list[torch.Tensor]) -> Any:
+def _returned(op: Operator[Any], results: Mapping[str, torch.Tensor]) -> Any:
     if op.returns == "()":
         return None
-    return tuple(results) if op.returns.startswith("(") else results[0]
+    found = tuple(results.values())
+    return found if op.returns.startswith("(") else found[0]
 
 
 def _arguments(
     name: str,
     operator: str,
     args: Any,
-    results: Sequence[torch.Tensor],
-    place: Callable[[torch.Tensor], Any],
+    results: Mapping[str, torch.Tensor],
+    place: Callable[[bool, torch.Tensor], Any],
 ) -> dict[str, Any]:
-    """The aclnn arguments by name; ``place`` says where a tensor is on the device."""
-    outputs, found = iter(results), {}
+    """The aclnn arguments by name; ``place`` gives the device copy of a tensor, maybe in NZ."""
+    entry, found = _calls()[name], {}
     for parameter in signature(operator).parameters:
-        if parameter.role == "output":
-            value = next(outputs)
-        else:
+        value: Any = results.get(parameter.name)
+        if parameter.role != "output":
             value = _input(name, parameter, args)
-        found[parameter.name] = _placed(parameter, value, place)
-    for argument, switch in _calls()[name].get("null_unless", {}).items():
+        elif parameter.optional and value is not None and value.shape == (0,):
+            value = None
+        nz = parameter.name in entry.get("fractal_nz", ())
+        found[parameter.name] = _placed(parameter, value, partial(place, nz))
+    for argument, switch in entry.get("null_unless", {}).items():
         if not getattr(args, switch):
             found[argument] = None
     return found
@@ -175,7 +190,7 @@ def _input(name: str, parameter: Parameter, args: Any) -> Any:
     value = getattr(args, ours, None) if parameter.optional else getattr(args, ours)
     if parameter.name in entry.get("values", {}):
         value = entry["values"][parameter.name][value]
-    return value
+    return entry.get("absent", {}).get(parameter.name) if value is None else value
 
 
 def _placed(parameter: Parameter, value: Any, place: Callable[[torch.Tensor], Any]) -> Any:
@@ -194,13 +209,13 @@ class _Uploads:
         self.runtime = runtime
         self._copies: dict[tuple[Any, ...], DeviceTensor] = {}
 
-    def place(self, tensor: torch.Tensor) -> DeviceTensor:
+    def place(self, fractal_nz: bool, tensor: torch.Tensor) -> DeviceTensor:
         """The copy of a tensor."""
-        layout = tensor.dtype, tensor.shape, tensor.stride()
+        layout = fractal_nz, tensor.dtype, tensor.shape, tensor.stride()
         # Tensors without elements have no address that could tell them apart.
         key = (tensor.data_ptr() or id(tensor), *layout)
         if key not in self._copies:
-            self._copies[key] = self.runtime.upload(tensor)
+            self._copies[key] = self.runtime.upload(tensor, fractal_nz=fractal_nz)
         return self._copies[key]
 
     def __enter__(self) -> _Uploads:

@@ -22,8 +22,16 @@ import torch
 from ascend_hwprofile import profile_for
 
 from ...aclnn_abi import Signature, signature
+from ...operators._shared.formats import FRACTAL_NZ, storage_format
 from . import libraries
-from .arrays import Layout, contiguous, host_array, layout_of
+from .arrays import (
+    Layout,
+    contiguous,
+    fractal_nz_array,
+    host_array,
+    layout_of,
+    plain_tensor,
+)
 from .counters import Counters
 from .errors import ArrayError, ClosedError, ExecutorReusedError, ShortWorkspaceError
 from .handles import Handles
@@ -84,13 +92,16 @@ class DeviceTensor:
 
     def torch(self) -> torch.Tensor:
         """Wait for the stream; the data as a CPU tensor of the same shape and strides."""
-        runtime = self._open()
+        runtime, layout = self._open(), self.layout
         runtime.synchronise()
-        dtype = getattr(torch, self.layout.dtype)
-        found = torch.empty_strided(self.layout.shape, self.layout.strides, dtype=dtype)
+        dtype = getattr(torch, layout.dtype)
+        if layout.storage is None:
+            found = torch.empty_strided(layout.shape, layout.strides, dtype=dtype)
+        else:
+            found = torch.empty(layout.storage, dtype=dtype)
         if self.address is not None:
-            runtime._copy(found.data_ptr(), self.address, self.layout.bytes, _DEVICE_TO_HOST)
-        return found
+            runtime._copy(found.data_ptr(), self.address, layout.bytes, _DEVICE_TO_HOST)
+        return found if layout.storage is None else plain_tensor(found, layout.shape)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The data as a numpy array.
@@ -222,14 +233,19 @@ class Runtime:
         """An uninitialised device tensor without gaps; ``dtype`` as torch names it."""
         return self.empty_like(contiguous(dtype, shape))
 
-    def upload(self, value: Any) -> DeviceTensor:
+    def upload(self, value: Any, *, fractal_nz: bool = False) -> DeviceTensor:
         """A copy of a torch CPU tensor or numpy array on the device, with its strides.
 
+        Args:
+            value: The array.
+            fractal_nz: Store it in FRACTAL_NZ, as some operators want their weights; a torch
+                tensor of at least two dimensions.
+
         Raises:
-            ArrayError: The value is neither.
+            ArrayError: The value is neither, or has no such storage.
             OutOfDeviceMemoryError: The device is full.
         """
-        found = host_array(value)
+        found = fractal_nz_array(value) if fractal_nz else host_array(value)
         tensor = self.empty_like(found.layout)
         if tensor.address is not None:
             try:
@@ -281,7 +297,8 @@ class Runtime:
                 value._open()
                 return handles.tensor(value.layout, value.address)
             if isinstance(value, torch.Tensor) and value.device.type == "npu":
-                return handles.tensor(layout_of(value), value.data_ptr() or None)
+                layout = layout_of(value, fractal_nz=storage_format(value) == FRACTAL_NZ)
+                return handles.tensor(layout, value.data_ptr() or None)
             where = f" on {value.device}" if isinstance(value, torch.Tensor) else ""
             raise ArrayError(
                 f"a tensor argument: found {type(value).__name__}{where}; allowed: a tensor of "
