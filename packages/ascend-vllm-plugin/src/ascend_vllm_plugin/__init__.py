@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         PluginError,
         RoutingFileError,
         SimulationUnavailableError,
+        StoredKeysError,
         UnknownConnectorError,
         UnsupportedVllmError,
     )
     from ascend_vllm_plugin.kv_transfer import TransferWindows
-        StoredKeysError,
     from ascend_vllm_plugin.options import Options
     from ascend_vllm_plugin.registration import register, register_general
     from ascend_vllm_plugin.routing import RoutingRow, RoutingTable, read_routing
@@ -41,11 +41,11 @@ __all__ = [
     "SUPPORTED_VLLM",
     "BackgroundProposer",
     "CompositeProposer",
+    "ConnectorSettingError",
     "DraftRefusedError",
     "EnvironmentVariableError",
     "LayerRefusedError",
     "NgramProposer",
-    "ConnectorSettingError",
     "OptionError",
     "Options",
     "PluginError",
@@ -54,6 +54,7 @@ __all__ = [
     "RoutingRow",
     "RoutingTable",
     "SimulationUnavailableError",
+    "StoredKeysError",
     "SuffixProposer",
     "TransferGate",
     "TransferWindows",
@@ -62,7 +63,6 @@ __all__ = [
     "installed_vllm",
     "read_routing",
     "register",
-    "StoredKeysError",
     "register_general",
 ]
 
@@ -70,6 +70,7 @@ _HOMES = {
     "SUPPORTED_VLLM": "compat",
     "BackgroundProposer": "background_proposers",
     "CompositeProposer": "background_proposers",
+    "ConnectorSettingError": "errors",
     "DraftRefusedError": "errors",
     "EnvironmentVariableError": "errors",
     "LayerRefusedError": "errors",
@@ -78,11 +79,11 @@ _HOMES = {
     "Options": "options",
     "PluginError": "errors",
     "PromptLookupProposer": "background_proposers",
-    "ConnectorSettingError": "errors",
     "RoutingFileError": "errors",
     "RoutingRow": "routing",
     "RoutingTable": "routing",
     "SimulationUnavailableError": "errors",
+    "StoredKeysError": "errors",
     "SuffixProposer": "background_proposers",
     "TransferGate": "transfer_gate",
     "TransferWindows": "kv_transfer",
@@ -95,7 +96,6 @@ _HOMES = {
 }
 
 
-    "StoredKeysError": "errors",
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:

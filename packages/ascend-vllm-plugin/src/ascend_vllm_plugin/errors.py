@@ -85,13 +85,6 @@ class UnknownConnectorError(PluginError, ValueError):
         self.allowed = allowed
 
 
-class RoutingFileError(PluginError, ValueError):
-    """A file given as a routing table is none."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path} is not a routing table of ascend-vllm-plugin: {reason}")
-        self.path = path
-        self.reason = reason
 class ConnectorSettingError(PluginError, ValueError):
     """A setting of a KV connector of this package is wrong."""
 
@@ -111,3 +104,10 @@ class StoredKeysError(PluginError, ValueError):
         self.reason = reason
 
 
+class RoutingFileError(PluginError, ValueError):
+    """A file given as a routing table is none."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} is not a routing table of ascend-vllm-plugin: {reason}")
+        self.path = path
+        self.reason = reason

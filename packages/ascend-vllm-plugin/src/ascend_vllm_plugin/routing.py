@@ -7,8 +7,6 @@ loaded, and logs it. The JSON holds the fields of the records below, plus `forma
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from typing import Any
 import attrs
 
 from ascend_attn_backends import AscendFlashAttentionBackend, GateTerm, Verdict
-from ascend_vllm_plugin.files import replacing
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin.errors import RoutingFileError
+from ascend_vllm_plugin.files import replacing
 
 FORMAT = 2
 
