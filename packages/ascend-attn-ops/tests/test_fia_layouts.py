@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis_scale import scale
 
 import ascend_attn_ops as ops
-from ascend_attn_ops.operators._shared.fused_infer import flash
+from ascend_attn_ops.operators._shared.fused_infer import decode
 
 PROVIDERS = ("reference", "cpu")
 OPERATORS = {1: ops.fused_infer_attention_score, 2: ops.fused_infer_attention_score_v2}
@@ -39,14 +39,14 @@ def test_equals_float64_definition(version: int, p: dict[str, Any]) -> None:
 @given(problems())
 def test_decode_in_place_equals_float64_definition(p: dict[str, Any]) -> None:
     """The path that reads large float32 blocks where they lie, on small blocks."""
-    plain = {"q_lens": [1] * len(p["q_lens"]), "mode": 3, "rope": 0, "shift": 0}
+    plain = {"q_lens": [1] * len(p["q_lens"]), "mode": 3, "shift": 0}
     p = p | plain | {"layout": "TND", "form": "BnNBsD", "value_size": p["size"]}
     p |= {"sink": False, "prefix": 0, "list": False, "mask": None}
     builder = Builder(p)
     arguments, requests = builder.call(1)
     out, lse = builder.expected(requests)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flash, "_LARGE_BLOCK", 0)
+        patch.setattr(decode, "LARGE_BLOCK", 0)
         got, got_lse = OPERATORS[1](**arguments, provider="cpu")
     torch.testing.assert_close(got.double(), out, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got_lse.double(), lse, rtol=1e-5, atol=1e-5)

@@ -7,9 +7,10 @@ RECORDS_AND_FUNCTIONS = {
     "FlashAttnPlan",
     "NoProviderError", "NpuCall", "OpArgumentError", "Operator", "PartialAttention", "Provider",
     "ProviderUnavailableError", "Refusal", "Rule", "RuleContext", "Sample", "SanitizerError",
-    "Scope", "Stage", "TensorMeta", "Tolerance", "UnknownOperatorError", "all_operators", "check",
-    "current_profile", "current_provider", "explain", "from_data", "merge_partials",
-    "operator_named", "sanitize", "select", "use_profile", "use_provider",
+    "Scope", "Stage", "StepCalls", "TensorMeta", "Tolerance", "UnknownOperatorError",
+    "all_operators", "call", "check", "current_profile", "current_provider", "explain",
+    "from_data", "merge_partials", "operator_named", "sanitize", "select", "use_profile",
+    "use_provider",
 }  # fmt: skip
 OPERATORS = {
     "attention_update": "AttentionUpdateArguments",

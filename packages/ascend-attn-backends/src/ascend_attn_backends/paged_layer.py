@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-import ascend_attn_ops  # noqa: F401  registers torch.ops.ascend_attn
+from ascend_attn_ops import call, scatter_pa_kv_cache
 
 from .errors import InvalidFieldError
 from .kv_layout import scatter_view
@@ -87,14 +87,14 @@ class PagedAttentionLayer:
             raise InvalidFieldError("key", f"{key.shape[0]} rows", f"at least {rows}, one per slot")
         if rows == 0:
             return
-        torch.ops.ascend_attn.scatter_pa_kv_cache(
-            key[:rows].contiguous(),
-            value[:rows].contiguous(),
-            scatter_view(key_cache),
-            scatter_view(value_cache),
-            slot_mapping,
-            cache_mode="Norm",
-        )
+        tensors = {
+            "key": key[:rows].contiguous(),
+            "value": value[:rows].contiguous(),
+            "key_cache": scatter_view(key_cache),
+            "value_cache": scatter_view(value_cache),
+            "slot_mapping": slot_mapping,
+        }
+        call(scatter_pa_kv_cache, tensors, cache_mode="Norm")
 
     def _check(
         self,

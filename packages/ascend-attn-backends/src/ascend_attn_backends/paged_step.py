@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-import ascend_attn_ops  # noqa: F401  registers torch.ops.ascend_attn
+from ascend_attn_ops import call, scatter_pa_kv_cache
 
 from .batch import AttentionBatch
 from .errors import AttentionBatchError, InvalidFieldError
@@ -167,14 +167,14 @@ def write_rows(
             )
     if count == 0:
         return
-    torch.ops.ascend_attn.scatter_pa_kv_cache(
-        first[1][:count, None].contiguous(),
-        second[1][:count, None].contiguous(),
-        scatter_view(first[2]),
-        scatter_view(second[2]),
-        slot_mapping,
-        cache_mode="Norm",
-    )
+    tensors = {
+        "key": first[1][:count, None].contiguous(),
+        "value": second[1][:count, None].contiguous(),
+        "key_cache": scatter_view(first[2]),
+        "value_cache": scatter_view(second[2]),
+        "slot_mapping": slot_mapping,
+    }
+    call(scatter_pa_kv_cache, tensors, cache_mode="Norm")
 
 
 def check_shape(name: str, tensor: torch.Tensor, rows: int, *sizes: int | None) -> None:

@@ -69,6 +69,7 @@ from .refusals import (
 )
 from .registry import all_operators, operator_named
 from .selection import Explanation, check, explain, select
+from .step_calls import StepCalls, call
 
 __all__ = [
     "ArgumentFormatError",
@@ -115,11 +116,13 @@ __all__ = [
     "SparseFlashMlaArguments",
     "SparseFlashMlaMetadataArguments",
     "Stage",
+    "StepCalls",
     "TensorMeta",
     "Tolerance",
     "UnknownOperatorError",
     "all_operators",
     "attention_update",
+    "call",
     "check",
     "compressor",
     "current_profile",

@@ -41,6 +41,9 @@ class Provider:
         gap: Says which part of a legal request the provider does not implement, or None.
         host: Whether it computes on CPU tensors and takes what only CANN refuses.
         uploads: Whether it takes CPU tensors, too, and copies them to the device and back.
+        prepare: Works out what a call's lengths and tables decide, for :class:`StepCalls`: returns
+            what computes the outputs from the tensors (by name) of further calls that differ in
+            the values of their floating-point tensors alone, or None where :attr:`run` will do.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Provider:
     gap: Callable[[Any], str | None] = _no_gap
     host: bool = True
     uploads: bool = False
+    prepare: Callable[[Any], Callable[..., Any] | None] = lambda args: None
 
 
 @attrs.frozen

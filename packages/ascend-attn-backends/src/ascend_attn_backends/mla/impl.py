@@ -128,6 +128,7 @@ class AscendMLAImpl(LatentAttentionLayer):
         return self._call(
             (launch.gather(q_nope), launch.gather(q_pe)),
             caches,
+            launch.calls,
             atten_mask=metadata.causal_template if mode.needs_template else None,
             actual_seq_lengths=launch.query_lens_cumulative,
             actual_seq_lengths_kv=launch.seq_lens,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-import ascend_attn_ops  # noqa: F401  registers torch.ops.ascend_attn
+from ascend_attn_ops import StepCalls, call, fused_infer_attention_score
 
 from ..kv_layout import attention_view
 from ..latent_layer import LatentLayer
@@ -35,17 +35,23 @@ class LatentAttentionLayer(LatentLayer):
         self,
         queries: tuple[torch.Tensor, ...],
         keys: tuple[torch.Tensor, ...],
+        calls: StepCalls | None = None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The operator on (latent, rope) queries and keys; the values are the latents."""
+        """The operator on (latent, rope) queries and keys; the values are the latents.
+
+        Args:
+            queries: Of this layer.
+            keys: Of this layer.
+            calls: Those of the step, where its layers repeat this one.
+            **arguments: Further arguments of the operator.
+        """
         (query, query_rope), (latent, rope) = queries, keys
+        tensors = {"query": query, "key": latent, "value": latent}
         result: tuple[torch.Tensor, torch.Tensor]
-        result = torch.ops.ascend_attn.fused_infer_attention_score(
-            query,
-            latent,
-            latent,
-            query_rope=query_rope,
-            key_rope=rope,
+        result = (calls or call)(
+            fused_infer_attention_score,
+            {**tensors, "query_rope": query_rope, "key_rope": rope},
             num_heads=query.shape[1],
             num_key_value_heads=1,
             scale=self.scale,

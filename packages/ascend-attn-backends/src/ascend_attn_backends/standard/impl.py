@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ascend_attn_ops import fused_infer_attention_score
+
 from ..kv_layout import attention_view
 from ..paged_layer import PagedAttentionLayer
 from .metadata import AscendMetadata, AttentionLaunch
@@ -62,10 +64,9 @@ class AscendAttentionBackendImpl(PagedAttentionLayer):
         launch: AttentionLaunch,
     ) -> torch.Tensor:
         mode = self._modes[launch.causal]
-        result: torch.Tensor = torch.ops.ascend_attn.fused_infer_attention_score(
-            query,
-            key,
-            value,
+        result: torch.Tensor = launch.calls(
+            fused_infer_attention_score,
+            {"query": query, "key": key, "value": value},
             atten_mask=metadata.causal_template if mode.needs_template else None,
             actual_seq_lengths=launch.query_lens_cumulative,
             actual_seq_lengths_kv=launch.seq_lens,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 import torch
 
+from ascend_attn_ops import StepCalls
+
 from .token_step import TokenStep
 
 
@@ -20,6 +22,7 @@ class AttentionLaunch:
         query_lens_cumulative: ``[num_rows]`` cumulative query lengths; the last is ``num_tokens``.
         seq_lens: ``[num_rows]`` keys of each request.
         block_table: ``[num_rows, max_blocks]`` int32, a copy that nobody else writes.
+        calls: Its operator calls so far; layers of one kind are checked and planned once.
     """
 
     causal: bool
@@ -29,6 +32,7 @@ class AttentionLaunch:
     query_lens_cumulative: tuple[int, ...]
     seq_lens: tuple[int, ...]
     block_table: torch.Tensor
+    calls: StepCalls = attrs.field(factory=StepCalls, init=False, repr=False)
 
     def gather(self, query: torch.Tensor) -> torch.Tensor:
         """The rows of ``query`` (``[num_tokens of the step, N, D]``) that this call computes."""

@@ -1,9 +1,8 @@
 """Unmasked and causal attention by torch's flash kernel for CPU tensors.
 
 A causal request splits into keys that all its rows see, and the square of its own last keys; the
-kernel's lse merges the two and the tiles of the first. Decode rows read large float32 blocks where
-they lie in the cache; other keys are gathered tile by tile, small enough to stay in the processor's
-cache.
+kernel's lse merges the two and the tiles of the first. Keys are gathered tile by tile, small enough
+to stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import torch
 
 from .pieces import Bucket, cleared
 from .problem import Problem, Span
-from .stores import PagedStore
 
 _TILE_ELEMENTS = 1 << 19  # elements of one tile of keys: 2 MiB in float32
-_LARGE_BLOCK = 1 << 16  # elements of a block that is worth a kernel call of its own
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -45,8 +42,6 @@ def requests_together(p: Problem) -> int:
 
 def attend_flash(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs [R, N, n, VD] and lse [R, N, n]; every row has a key."""
-    if b.count == 1 and _reads_in_place(p):
-        return _decode_in_place(p, b)
     causal = p.call.effective_mode == 3 and b.count > 1
     seen_by_all = b.ends if causal else b.kv_lens
     wide = torch.promote_types(p.query.dtype, torch.float32)  # the kernel would round weights
@@ -65,61 +60,6 @@ def attend_flash(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         merged.add(*_flash(query, key, value, 0.0, True, scale=p.call.scale))
     shape = (b.size, p.call.heads, b.count)
     return merged.out.reshape(*shape, p.value_size), merged.lse.reshape(shape)
-
-
-def _reads_in_place(p: Problem) -> bool:
-    """Whether blocks are large, unpacked and in the dtype that the kernel computes in."""
-    key, value = p.keys[0], p.values
-    if not isinstance(key, PagedStore) or not isinstance(value, PagedStore):
-        return False
-    if p.query.dtype not in (torch.float32, torch.float64) or key.cache.dim() == 5:
-        return False
-    large = key.cache[0].numel() >= _LARGE_BLOCK if len(key.cache) else False
-    return large and key.cache.stride(3) == value.cache.stride(3) == 1
-
-
-def _decode_in_place(p: Problem, b: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row per request: two products per block, into the scores and into the output."""
-    key, value = p.keys[0], p.values
-    assert isinstance(key, PagedStore)  # noqa: S101 - _reads_in_place said so
-    assert isinstance(value, PagedStore)  # noqa: S101 - _reads_in_place said so
-    query = p.query[b.rows[:, 0]].view(b.size, p.call.kv_heads, -1, p.value_size)
-    query = query * p.call.scale
-    out, lse = torch.zeros_like(query), query.new_empty(query.shape[:3])
-    table = key.table[b.requests].tolist()
-    for request, length in enumerate(b.kv_lens.tolist()):
-        blocks = list(_blocks(key.cache, value.cache, table[request], length))
-        _attend_blocks(query[request], blocks, out[request], lse[request])
-    shape = (b.size, p.call.heads, 1)
-    return out.reshape(*shape, p.value_size), lse.reshape(shape)
-
-
-def _blocks(
-    key: torch.Tensor, value: torch.Tensor, ids: list[int], length: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of keys and values, [KN, BS, D] each; of the last block only its first tokens."""
-    size = key.shape[2]
-    for column, first in enumerate(range(0, length, size)):
-        rows = min(size, length - first)
-        block = ids[column]
-        yield key[block].narrow(1, 0, rows), value[block].narrow(1, 0, rows)
-
-
-def _attend_blocks(
-    query: torch.Tensor,
-    blocks: list[tuple[torch.Tensor, torch.Tensor]],
-    out: torch.Tensor,
-    lse: torch.Tensor,
-) -> None:
-    """Fill out [KN, group, D] (zeros before) and lse [KN, group] of one scaled request."""
-    size = blocks[0][0].shape[1]
-    scores = query.new_full((len(blocks), *query.shape[:2], size), float("-inf"))
-    for column, (key, _) in enumerate(blocks):
-        torch.bmm(query, key.mT, out=scores[column, ..., : key.shape[1]])
-    torch.logsumexp(scores.movedim(0, 2).flatten(2), -1, out=lse)
-    weights = scores.sub_(lse[..., None]).exp_()
-    for column, (_, value) in enumerate(blocks):
-        out.baddbmm_(weights[column, ..., : value.shape[1]], value)
 
 
 def _tiles(p: Problem, b: Bucket, length: int) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from ....operator import NpuCall, Operator, Provider, Sample, TensorMeta, Tolera
 from ....providers.aclnn import aclnn_provider
 from ....providers.torch_npu import torch_npu_provider
 from .call import Call
-from .cpu import run_cpu
+from .cpu import prepare_cpu, run_cpu
 from .outputs import output_metas
 from .problem import host_gap
 from .reference import run_reference
@@ -33,7 +33,7 @@ def fused_infer_operator(
         returns="(Tensor, Tensor)",
         outputs=_outputs,
         providers={
-            "cpu": Provider("cpu", _on_host(run_cpu), _gap),
+            "cpu": Provider("cpu", _on_host(run_cpu), _gap, prepare=_prepare),
             "reference": Provider("reference", _on_host(run_reference), _gap),
             "torch_npu": torch_npu_provider(torch_npu_call),
             "aclnn": aclnn_provider(contract.name),
@@ -53,6 +53,10 @@ def _outputs(args: Any) -> tuple[TensorMeta, ...]:
 
 def _gap(args: Any) -> str | None:
     return host_gap(args.call)
+
+
+def _prepare(args: Any) -> Callable[..., Any] | None:
+    return None if args.out else prepare_cpu(args.call)
 
 
 def _on_host(run: Callable[[Call], Outputs]) -> Callable[[Any], Any]:

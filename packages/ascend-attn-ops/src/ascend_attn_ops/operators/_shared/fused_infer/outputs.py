@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 
 from ....operator import TensorMeta
@@ -25,3 +26,35 @@ def _out_dtype(call: Call) -> torch.dtype:
     if call.query.dtype != torch.int8:
         return call.query.dtype
     return torch.float16 if call.query_rope is None else call.query_rope.dtype
+
+
+@attrs.frozen(eq=False)
+class Results:
+    """Outputs of a call by query row, filled in parts; rows without keys stay as they are here.
+
+    Attributes:
+        call: The call.
+        out: (rows, N, VD) zeros.
+        lse: (rows, N) float32, +inf.
+    """
+
+    call: Call
+    out: torch.Tensor
+    lse: torch.Tensor
+
+    @classmethod
+    def of(cls, call: Call, rows: int, dtype: torch.dtype) -> Results:
+        """No row is computed yet."""
+        out = torch.zeros(rows, call.heads, call.value_size, dtype=dtype)
+        return cls(call, out, torch.full((rows, call.heads), float("inf"), dtype=torch.float32))
+
+    def put(self, rows: torch.Tensor, part: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Write outputs [r, N, VD] and lse [r, N] (-inf: no keys) of these rows [r].
+
+        The lse may be None where the call neither wants it nor has a sink.
+        """
+        if lse is not None and self.call.sink is not None:  # it only enlarges the denominator
+            part = part * torch.sigmoid(lse - self.call.sink.to(lse.dtype))[..., None]
+        self.out[rows] = part.to(self.out.dtype)
+        if lse is not None and self.call.lse:
+            self.lse[rows] = lse.masked_fill(lse.isneginf(), float("inf")).float()

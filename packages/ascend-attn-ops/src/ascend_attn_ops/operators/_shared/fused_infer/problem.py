@@ -97,13 +97,13 @@ def host_gap(c: Call) -> str | None:
 
 def problem(c: Call) -> Problem:
     """The normal form of a legal call."""
-    query = _with_rope(rows(c.query, c.base, c.heads), c.query_rope, c)
-    spans, key_starts = _spans(c)
+    query = with_rope(rows(c.query, c.base, c.heads), c.query_rope, c)
+    spans, key_starts = spans_of(c)
     if c.paged:
         keys, values = _paged(c, spans)
     else:
         keys, values = _unpaged(c, spans, key_starts)
-    return Problem(c, query, tuple(spans), keys, values, c.value_size, _full_mask(c))
+    return Problem(c, query, tuple(spans), keys, values, c.value_size, full_mask(c))
 
 
 def rows(tensor: torch.Tensor, base: str, heads: int) -> torch.Tensor:
@@ -111,11 +111,12 @@ def rows(tensor: torch.Tensor, base: str, heads: int) -> torch.Tensor:
     return _TO_BSND[base](tensor, heads).flatten(0, 1)
 
 
-def _with_rope(query: torch.Tensor, rope: torch.Tensor | None, c: Call) -> torch.Tensor:
+def with_rope(query: torch.Tensor, rope: torch.Tensor | None, c: Call) -> torch.Tensor:
+    """Query rows (rows, N, D) with their rotary parts behind them, where there are any."""
     return query if rope is None else torch.cat([query, rows(rope, c.base, c.heads)], -1)
 
 
-def _spans(c: Call) -> tuple[list[Span], list[int]]:
+def spans_of(c: Call) -> tuple[list[Span], list[int]]:
     """Requests, and the first key row of each (meaningful for unpaged keys)."""
     prefix = 0
     if c.prefix[0] is not None:
@@ -165,12 +166,19 @@ def _paged(c: Call, spans: list[Span]) -> tuple[tuple[Store, ...], Store]:
     assert c.block_table is not None  # noqa: S101 - the caller branched on it
 
     def store(cache: torch.Tensor) -> PagedStore:
-        if cache.dim() == 3:
-            cache = cache.unflatten(2, (c.kv_heads, -1)).transpose(1, 2)
         return PagedStore(cache, c.block_table, used, c.block_size)  # type: ignore[arg-type] # checked above
 
-    parts = (c.first_key,) if c.key_rope is None else (c.first_key, c.key_rope)
-    return tuple(store(part) for part in parts), store(c.first_value)
+    keys = tuple(map(store, block_caches(c, c.first_key, c.key_rope)))
+    return keys, store(*block_caches(c, c.first_value))
+
+
+def block_caches(c: Call, *parts: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """Paged caches as (num_blocks, KN, block_size, size) or NZ, without those that are None."""
+    return tuple(
+        part if part.dim() > 3 else part.unflatten(2, (c.kv_heads, -1)).transpose(1, 2)
+        for part in parts
+        if part is not None
+    )
 
 
 def _unpaged(c: Call, spans: list[Span], starts: list[int]) -> tuple[tuple[Store, ...], Store]:
@@ -200,7 +208,7 @@ def _prefixed(c: Call, store: RowStore, prefix: torch.Tensor, spans: list[Span])
     return RowStore(torch.cat(parts), torch.tensor(starts))
 
 
-def _full_mask(c: Call) -> torch.Tensor | None:
+def full_mask(c: Call) -> torch.Tensor | None:
     """bool (1 or B, S, KS): True hides the key."""
     if c.mask is None or c.effective_mode not in (0, 1) or c.packed:
         return None

@@ -1,0 +1,99 @@
+"""Operator calls without torch's dispatcher, and calls of one step prepared once for its layers.
+
+Through ``torch.ops`` each call converts some 40 arguments to C++ and back before it is checked.
+That is needed where somebody follows the operators; a layer in eager mode on a host gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from ascend_hwprofile import HardwareProfile
+
+from .context import current_profile, current_provider, sanitizing
+from .operator import Operator
+from .selection import checked_provider
+
+Tensors = Mapping[str, Any]
+"""torch.Tensor or None by argument name."""
+
+
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Whether a call with this tensor must go through ``torch.ops``.
+
+    It must on a device, for tensor subclasses (fake tensors), under a dispatch mode (a recorder,
+    a tracer) and while torch compiles.
+    """
+    return (
+        torch.compiler.is_compiling()  # first: a compiler cannot follow the other questions
+        or tensor.__class__ is not torch.Tensor
+        or tensor.device.type != "cpu"
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def call(op: Operator[Any], tensors: Tensors, **arguments: Any) -> Any:
+    """What ``torch.ops.ascend_attn.<op>`` does, by the shortest way that is right.
+
+    Args:
+        op: The operator.
+        tensors: What a layer has of its own, by name; the first is present and decides on the way.
+        **arguments: The other arguments.
+
+    Raises:
+        OpArgumentError: The contract, or the product's limits, are broken.
+        SanitizerError: Tensor values are illegal (only when sanitizing).
+        NoProviderError: No provider takes the call.
+    """
+    if is_followed(_first(tensors)):
+        return getattr(torch.ops.ascend_attn, op.name)(**tensors, **arguments)
+    return op(**tensors, **arguments)
+
+
+@attrs.frozen(eq=False)
+class StepCalls:
+    """Calls of one step that its layers repeat with tensors of their own.
+
+    The first call of a kind is checked and planned; the following ones, whose tensors have the same
+    shapes, strides and dtypes, are only computed. What is not a layer's own (lengths, block table,
+    mask, scalars) belongs to the step: nobody may write it while the step lasts.
+    """
+
+    _ready: dict[Hashable, Callable[..., Any]] = attrs.field(factory=dict, init=False)
+
+    def __call__(self, op: Operator[Any], tensors: Tensors, **arguments: Any) -> Any:
+        """Outputs of the operator; arguments and errors are those of :func:`call`."""
+        if is_followed(_first(tensors)) or sanitizing():
+            return call(op, tensors, **arguments)
+        judged_for = current_profile(), current_provider()
+        own = [None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors.values()]
+        # A tensor is hashed, and found equal, by its identity; the dictionary keeps it alive.
+        key = (op.name, *judged_for, *arguments.items(), *own)
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = _prepared(op, {**tensors, **arguments}, *judged_for)
+        return ready(**tensors)
+
+
+def _first(tensors: Tensors) -> torch.Tensor:
+    first: torch.Tensor = next(iter(tensors.values()))
+    return first
+
+
+def _prepared(
+    op: Operator[Any],
+    arguments: Mapping[str, Any],
+    profile: HardwareProfile | None,
+    provider: str | None,
+) -> Callable[..., Any]:
+    """Check a call; what computes further ones that differ in the values of their tensors."""
+    args = op.bind(**arguments)
+    chosen = checked_provider(op, args, profile, provider)
+    ready = chosen.prepare(args)
+    if ready is not None:
+        return ready
+    return lambda **tensors: chosen.run(op.bind(**{**arguments, **tensors}))

@@ -1,0 +1,206 @@
+"""Calls without torch's dispatcher, and calls of one step that are checked and planned once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ascend_attn_ops as ops
+from ascend_attn_ops import step_calls
+
+HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 64, 128
+LENGTHS = (1, 128, 129, 40, 300)
+"""Within a block, one block, more than one; two of these have scores of their own width."""
+LATENT, ROPE = 512, 64
+
+
+def table(lengths: tuple[int, ...]) -> torch.Tensor:
+    """Shuffled blocks; entries that no length reads are no blocks at all."""
+    columns = -(-max(lengths) // BLOCK)
+    ids = torch.randperm(len(lengths) * columns).view(len(lengths), columns)
+    used = torch.tensor([-(-length // BLOCK) for length in lengths])
+    return ids.where(torch.arange(columns) < used[:, None], 9999).int()
+
+
+def arguments(lengths: tuple[int, ...] = LENGTHS, **changes: Any) -> dict[str, Any]:
+    """What layers of a decode step share."""
+    return {
+        "atten_mask": torch.ones(2048, 2048, dtype=torch.int8).triu(1),
+        "actual_seq_lengths": tuple(range(1, len(lengths) + 1)),
+        "actual_seq_lengths_kv": lengths,
+        "block_table": table(lengths),
+        "num_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "scale": 0.1,
+        "input_layout": "TND",
+        "sparse_mode": 3,
+        "block_size": BLOCK,
+        **changes,
+    }
+
+
+def layer(lengths: tuple[int, ...] = LENGTHS) -> dict[str, torch.Tensor]:
+    """Tensors of one layer: keys and values side by side, as vLLM stores them."""
+    blocks = len(lengths) * -(-max(lengths) // BLOCK)
+    cache = torch.randn(blocks, KV_HEADS, BLOCK, 2 * SIZE)
+    query = torch.randn(len(lengths), HEADS, SIZE)
+    return {"query": query, "key": cache[..., :SIZE], "value": cache[..., SIZE:]}
+
+
+def latent_layer(lengths: tuple[int, ...], *, joined: bool) -> dict[str, torch.Tensor]:
+    """Tensors of one latent layer; both parts of a key in one row, or in caches of their own."""
+    blocks = len(lengths) * -(-max(lengths) // BLOCK)
+    rows = torch.randn(blocks, 1, BLOCK, LATENT + ROPE)
+    latent, rope = rows[..., :LATENT], rows[..., LATENT:]
+    if not joined:
+        latent, rope = latent.contiguous(), rope.contiguous()
+    query, query_rope = torch.randn(len(lengths), HEADS, LATENT + ROPE).split([LATENT, ROPE], -1)
+    return {"query": query.contiguous(), "key": latent, "value": latent,
+            "query_rope": query_rope.contiguous(), "key_rope": rope}  # fmt: skip
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators whose calls were checked and planned."""
+    names: list[str] = []
+    original = step_calls._prepared
+
+    def watched(op: Any, *rest: Any) -> Any:
+        names.append(op.name)
+        return original(op, *rest)
+
+    monkeypatch.setattr(step_calls, "_prepared", watched)
+    return names
+
+
+def assert_equals_reference(
+    got: Any, tensors: dict[str, torch.Tensor], shared: dict[str, Any]
+) -> None:
+    want = ops.fused_infer_attention_score(**tensors, **shared, provider="reference")
+    torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[1], want[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("lengths", [(100,), (7, 7), LENGTHS, (0, 5, 0)])
+def test_every_layer_of_a_step_equals_the_reference(lengths: tuple[int, ...], lse: bool) -> None:
+    shared, calls = arguments(lengths, softmax_lse_flag=lse), ops.StepCalls()
+    for _ in range(3):
+        tensors = layer(lengths)
+        got = calls(ops.fused_infer_attention_score, tensors, **shared)
+        assert_equals_reference(got, tensors, shared)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_latent_layers_equal_the_reference(joined: bool) -> None:
+    shared, calls = arguments(num_key_value_heads=1), ops.StepCalls()
+    for _ in range(2):
+        tensors = latent_layer(LENGTHS, joined=joined)
+        got = calls(ops.fused_infer_attention_score, tensors, **shared)
+        assert_equals_reference(got, tensors, shared)
+
+
+def test_slots_that_nobody_wrote_may_hold_anything() -> None:
+    shared, tensors = arguments((5, 130)), layer((5, 130))
+    block = int(shared["block_table"][0, 0])
+    for name in ("key", "value"):
+        tensors[name][block, :, 5:] = float("nan")
+    got = ops.StepCalls()(ops.fused_infer_attention_score, tensors, **shared)[0]
+    assert got.isfinite().all()
+    tensors["key"][block, :, 4] = float("nan")  # the control: a key that is read
+    assert ops.StepCalls()(ops.fused_infer_attention_score, tensors, **shared)[0].isnan().any()
+
+
+def test_a_prompt_in_the_step_equals_the_reference(prepared: list[str]) -> None:
+    shared = arguments((64, 9), actual_seq_lengths=(1, 5))
+    calls, tensors = ops.StepCalls(), layer((64, 9))
+    for _ in range(2):
+        tensors["query"] = torch.randn(5, HEADS, SIZE)
+        got = calls(ops.fused_infer_attention_score, tensors, **shared)
+        assert_equals_reference(got, tensors, shared)
+    assert len(prepared) == 1
+
+
+def test_layers_of_one_kind_are_prepared_once(prepared: list[str]) -> None:
+    shared, calls = arguments(), ops.StepCalls()
+    for _ in range(5):
+        calls(ops.fused_infer_attention_score, layer(), **shared)
+    assert len(prepared) == 1
+    calls(ops.fused_infer_attention_score, layer(), **shared | {"scale": 0.2})
+    other_strides = layer() | {"key": layer()["key"].contiguous()}
+    calls(ops.fused_infer_attention_score, other_strides, **shared)
+    assert len(prepared) == 3
+
+
+def test_a_block_that_does_not_exist_is_named() -> None:
+    shared = arguments((5, 5)) | {"block_table": torch.tensor([[0], [2]], dtype=torch.int32)}
+    with pytest.raises(IndexError, match=r"block_table\[1, 0\]: found 2, allowed: 0 to 1"):
+        ops.StepCalls()(ops.fused_infer_attention_score, layer((5, 5)), **shared)
+
+
+def test_broken_arguments_are_refused() -> None:
+    with pytest.raises(ops.OpArgumentError, match="num_heads"):
+        ops.StepCalls()(ops.fused_infer_attention_score, layer(), **arguments(num_heads=5))
+
+
+def test_another_provider_is_asked_although_the_call_was_prepared() -> None:
+    shared, calls, tensors = arguments(), ops.StepCalls(), layer()
+    calls(ops.fused_infer_attention_score, tensors, **shared)
+    with ops.use_provider("torch_npu"), pytest.raises(ops.ProviderUnavailableError):
+        calls(ops.fused_infer_attention_score, tensors, **shared)
+
+
+def test_values_are_checked_while_sanitizing() -> None:
+    tensors = {"key": torch.zeros(2, 1, 8), "value": torch.zeros(2, 1, 8)}
+    caches = {"key_cache": torch.zeros(1, 4, 1, 8), "value_cache": torch.zeros(1, 4, 1, 8)}
+    twice = {"slot_mapping": torch.tensor([3, 3]), "cache_mode": "Norm"}
+    calls = ops.StepCalls()
+    calls(ops.scatter_pa_kv_cache, tensors | caches, **twice)
+    for way in (calls, ops.call):
+        with ops.sanitize(), pytest.raises(ops.SanitizerError, match="slot 3"):
+            way(ops.scatter_pa_kv_cache, tensors | caches, **twice)
+
+
+class Recorder(TorchDispatchMode):
+    """Names of the operators of this package that torch's dispatcher sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "ascend_attn":
+            self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("way", [ops.call, ops.StepCalls()])
+def test_a_dispatch_mode_sees_the_call_and_nothing_changes(way: Any) -> None:
+    shared, tensors = arguments(), layer()
+    alone = way(ops.fused_infer_attention_score, tensors, **shared)
+    with Recorder() as recorder:
+        followed = way(ops.fused_infer_attention_score, tensors, **shared)
+    assert recorder.names == ["ascend_attn::fused_infer_attention_score"]
+    torch.testing.assert_close(followed[0], alone[0])
+
+
+def test_tensors_of_other_kinds_go_through_the_dispatcher() -> None:
+    plain = torch.zeros(1)
+    assert not step_calls.is_followed(plain)
+    assert step_calls.is_followed(plain.to("meta"))
+    assert step_calls.is_followed(torch.nn.Parameter(plain))
+
+
+def test_a_compiler_follows_the_call() -> None:
+    shared, tensors = arguments(), layer()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(query: torch.Tensor) -> Any:
+        own = tensors | {"query": query * 1}
+        return ops.call(ops.fused_infer_attention_score, own, **shared)[0]
+
+    eager = ops.call(ops.fused_infer_attention_score, tensors, **shared)[0]
+    torch.testing.assert_close(compiled(tensors["query"]), eager)
