@@ -4,8 +4,9 @@ A module of its own, outside the package, because pytest imports it in every ses
 package would import torch. Without the option nothing happens.
 
 Options: ``--ascend-emulator=SOC`` (A2, A3, A5 or a SoC name) and, repeatable,
-``--ascend-emulator-hide=OPERATOR``. Fixture ``ascend_emulator``: the emulator, or the test is
-skipped with the reason. Marker ``ascend_npu``: the test needs an NPU, real or emulated.
+``--ascend-emulator-hide=OPERATOR``; what does not exist is a usage error. Fixture
+``ascend_emulator``: the emulator, or the test is skipped with the reason. Marker ``ascend_npu``:
+the test needs an NPU, real or emulated.
 """
 
 from __future__ import annotations
@@ -53,12 +54,18 @@ class _State:
         self.given = soc is not None
         if soc is None and not os.environ.get(_CHILD):
             return
-        package = importlib.import_module("ascend_attn_ops.emulator")
+        try:
+            package = importlib.import_module("ascend_attn_ops.emulator")
+        except ImportError as error:  # such as that of torch_npu, of which torch tells nothing
+            self.reason = f"{_OPTION}={soc}: {error}"
+            return
         if soc is None:
             self.emulator = package.current()
             return
         try:
             self.emulator = package.activate(soc, hide=hidden)
+        except package.EmulatorOptionError as error:
+            raise pytest.UsageError(f"{_OPTION}={soc}: {error}") from error
         except package.EmulatorUnavailableError as error:
             self.reason = f"{_OPTION}={soc}: {error}"
 

@@ -25,6 +25,7 @@ from ascend_attn_ops.emulator import (
     nz,
     preload,
     requirements,
+    runtime,
     soc,
     wheel,
 )
@@ -36,9 +37,9 @@ CSRC = Path(builder.__file__).with_name("csrc")
 def test_exported_names_are_pinned() -> None:
     assert set(emulator.__all__) == {
         "AclnnError", "AlreadyActiveError", "Build", "BuildError", "Call", "Counters", "Emulator",
-        "EmulatorError", "EmulatorUnavailableError", "Recording", "TensorArgument", "activate",
-        "build", "current", "emulated_profile", "implemented", "kernel",
-        "provide_cann_ops_transformer", "unavailable_reason",
+        "EmulatorError", "EmulatorOptionError", "EmulatorUnavailableError", "Recording",
+        "TensorArgument", "activate", "build", "current", "emulated_profile", "implemented",
+        "kernel", "provide_cann_ops_transformer", "unavailable_reason",
     }  # fmt: skip
     assert set(aclnn_abi.__all__) == {
         "CTYPES", "ROLES", "Parameter", "Signature", "SignatureError", "UnknownSignatureError",
@@ -173,8 +174,56 @@ def test_soc_header_holds_the_figures_of_the_profile() -> None:
 
 @pytest.mark.parametrize("name", ["310P", "Ascend910A", "GPU"])
 def test_other_socs_are_refused(name: str) -> None:
-    with pytest.raises(emulator.EmulatorUnavailableError, match="soc: "):
+    with pytest.raises(emulator.EmulatorOptionError, match="soc: "):
         emulator.emulated_profile(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"devices": 0}, "devices: found 0, allowed: 1 to 16"),
+        ({"devices": 17}, "devices: found 17"),
+        ({"memory_bytes": 0}, "memory_bytes: found 0"),
+    ],
+)
+def test_numbers_out_of_range_are_named_before_anything_starts(
+    given: dict[str, int], text: str
+) -> None:
+    defaults = {"devices": 1, "memory_bytes": None, "cann": "9.1.0", "dump": False}
+    with pytest.raises(emulator.EmulatorOptionError, match=text):
+        runtime.options(emulator.emulated_profile("A3"), **{**defaults, **given})
+    declared = re.search(r"#define MAX_DEVICES (\d+)", (CSRC / "emulator.h").read_text())
+    assert declared is not None
+    assert int(declared[1]) == runtime.MOST_DEVICES
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ASCEND_EMULATOR_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(requirements, "require", lambda: None)
+    monkeypatch.setattr(wheel, "version", lambda: "2.13.0")
+    assert cli.main(["build"]) == cli.UNAVAILABLE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"cannot be written to .*file/cache .*set ASCEND_EMULATOR_CACHE to", line)
+
+
+def test_a_cann_that_does_not_load_is_named_by_the_import_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch fails where a variable speaks of a CANN that is not there."""
+    without_npu(monkeypatch)
+
+    def fail(name: str) -> None:
+        raise RuntimeError("Failed to load the backend extension") from ImportError("libhccl.so")
+
+    monkeypatch.setattr(_torch_import.importlib, "import_module", fail)
+    with pytest.raises(RuntimeError, match="backend extension"):
+        _torch_import._import_with_backends()  # none of our business
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/opt/cann")
+    with pytest.raises(ImportError, match=r"ASCEND_HOME_PATH=/opt/cann .*libhccl\.so.* unset"):
+        _torch_import._import_with_backends()
 
 
 def without_npu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +274,7 @@ def test_command_says_why_it_cannot_run(
     monkeypatch.setattr(wheel, "folder", lambda: None)
     assert cli.main(["run", "--", "python", "-V"]) == cli.UNAVAILABLE
     assert "torch_npu is not installed" in capsys.readouterr().err
-    assert cli.main(["run", "--soc", "B200", "--", "python", "-V"]) == cli.UNAVAILABLE
+    assert cli.main(["run", "--soc", "B200", "--", "python", "-V"]) == cli.USAGE
     assert "soc: " in capsys.readouterr().err
 
 
@@ -316,8 +365,6 @@ def test_the_loader_of_child_processes_imports_only_the_standard_library() -> No
 
 
 def test_no_emulator_is_active_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ascend_attn_ops.emulator import runtime
-
     monkeypatch.setattr(runtime, "_current", None)
     monkeypatch.delenv(preload.FOLDER_VARIABLE, raising=False)
     with pytest.raises(emulator.EmulatorError, match="no emulator is active"):

@@ -40,8 +40,15 @@ def _backend_would_fail() -> bool:
 
 
 def import_torch() -> None:
-    """Import torch, without backends that cannot be loaded here."""
-    if "torch" in sys.modules or not _backend_would_fail():
+    """Import torch, without backends that cannot be loaded here.
+
+    Raises:
+        ImportError: A CANN is said to be set up here, but torch_npu cannot be loaded with it.
+    """
+    if "torch" in sys.modules:
+        return
+    if not _backend_would_fail():
+        _import_with_backends()
         return
     before = os.environ.get(_SWITCH)
     os.environ[_SWITCH] = "0"
@@ -52,6 +59,20 @@ def import_torch() -> None:
             del os.environ[_SWITCH]
         else:
             os.environ[_SWITCH] = before
+
+
+def _import_with_backends() -> None:
+    try:
+        importlib.import_module("torch")
+    except RuntimeError as error:
+        setting = cann_setting()
+        if setting is None:
+            raise
+        cause = error.__cause__ or error
+        raise ImportError(
+            f"{setting} says that CANN is set up here, but torch_npu cannot be loaded with it "
+            f"({cause}); source the set_env.sh of that CANN, or unset the variable"
+        ) from error
 
 
 import_torch()

@@ -12,7 +12,7 @@ from ascend_attn_ops.aclnn_abi import known_signatures
 from ascend_attn_ops.emulator import (
     BuildError,
     Emulator,
-    EmulatorUnavailableError,
+    EmulatorOptionError,
     builder,
     requirements,
     soc,
@@ -95,7 +95,7 @@ def test_the_key_depends_on_soc_hidden_operators_and_sources(
 
 
 def test_an_operator_that_torch_npu_does_not_call_cannot_be_hidden() -> None:
-    with pytest.raises(EmulatorUnavailableError, match="calls no aclnnNoSuch"):
+    with pytest.raises(EmulatorOptionError, match="calls no aclnnNoSuch"):
         builder.build(soc.emulated_profile("A3"), hide=["aclnnNoSuch"])
 
 

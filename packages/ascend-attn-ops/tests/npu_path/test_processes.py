@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_attn_ops.emulator import Emulator
+from ascend_attn_ops.emulator import Emulator, cli
 
 GUIDE = Path(__file__).parents[4] / "docs" / "emulator.md"
 TIMEOUT = 240
@@ -55,6 +55,7 @@ def test_the_script_of_the_guide_runs(npu: Emulator, tmp_path: Path) -> None:
 
 
 OLDER_CANN = """
+import concurrent.futures
 import multiprocessing
 import torch
 
@@ -67,7 +68,17 @@ def failure(function):
     except RuntimeError as error:
         return str(error).splitlines()[-1]
 
+def products(number):
+    found = []
+    with torch.npu.stream(torch.npu.Stream()):
+        for _ in range(20):
+            square = torch.full((8, 8), float(number), device="npu")
+            found.append((square @ square).sum().item() == 512 * number**2)
+    return all(found)
+
 if __name__ == "__main__":
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:  # they make the first calls
+        print("threads", list(pool.map(products, range(1, 7))))
     print("devices", torch.npu.device_count(), torch.npu.get_device_properties(0).total_memory)
     print(failure(lambda x: x.softmax(-1)))
     print(failure(torch.nn.functional.hardswish))
@@ -91,12 +102,38 @@ def test_options_reach_the_program_and_its_children(npu: Emulator, tmp_path: Pat
         "run", *arguments, "--dump", "--", "program.py", cwd=tmp_path, PYTHONPATH=str(tmp_path)
     )
     assert result.returncode == 0, result.stderr
+    assert f"threads {[True] * 6}" in result.stdout
     assert f"devices 2 {1 << 30}" in result.stdout
     assert "operator SoftmaxV2 has no aclnn form" in result.stdout  # what torch_npu tries instead
     assert "aclnnHardswish is not emulated" in result.stdout
     assert "aclnnHardswish(tensor(dtype 0, format 2, [3]), tensor(dtype 0" in result.stderr
     assert f"child sees {npu.profile.soc_name}" in result.stdout
     assert result.stdout.count("ours ran False") >= 3  # the command itself, program and child
+
+
+def test_a_program_never_runs_without_the_device_that_was_asked_for(tmp_path: Path) -> None:
+    """Python goes on after an error at its start; below the emulator that would hide the loss."""
+    start = Path(cli.__file__).with_name("site")
+    lost = {"ASCEND_EMULATOR_LIBRARIES": str(tmp_path / "gone"), "ASCEND_EMULATOR_OPTIONS": "{}"}
+    result = subprocess.run(
+        [sys.executable, "-c", "print('ran')"], capture_output=True, text=True, timeout=TIMEOUT,
+        check=False, env={**clean_environment(), **lost, "PYTHONPATH": str(start)},
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("ascend emulator: FileNotFoundError: ")
+
+
+@pytest.mark.parametrize("wrong", ["--ascend-emulator=A33", "--ascend-emulator-hide=aclnnSoftmacs"])
+def test_a_typing_error_does_not_skip_the_tests(wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("def test_fixture(ascend_emulator):\n    pass\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--ascend-emulator=A3", wrong],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False, env=clean_environment(),
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert wrong.rpartition("=")[2] in result.stderr
+    assert "no tests ran" not in result.stdout
 
 
 TESTS = """

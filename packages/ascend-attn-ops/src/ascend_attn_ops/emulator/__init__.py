@@ -32,7 +32,13 @@ from types import ModuleType
 from .abi import AclnnError
 from .builder import Build, build
 from .dispatch import implemented, kernel
-from .errors import AlreadyActiveError, BuildError, EmulatorError, EmulatorUnavailableError
+from .errors import (
+    AlreadyActiveError,
+    BuildError,
+    EmulatorError,
+    EmulatorOptionError,
+    EmulatorUnavailableError,
+)
 from .record import Call, Counters, Recording, TensorArgument
 from .requirements import unavailable_reason
 from .runtime import Emulator, activate, current
@@ -62,6 +68,7 @@ __all__ = [
     "Counters",
     "Emulator",
     "EmulatorError",
+    "EmulatorOptionError",
     "EmulatorUnavailableError",
     "Recording",
     "TensorArgument",

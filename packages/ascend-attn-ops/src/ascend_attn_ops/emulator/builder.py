@@ -26,7 +26,7 @@ from ascend_hwprofile import HardwareProfile
 
 from ..aclnn_abi import known_signatures
 from . import requirements, soc, trampolines, wheel
-from .errors import BuildError, EmulatorUnavailableError
+from .errors import BuildError, EmulatorOptionError, EmulatorUnavailableError
 
 _RUNTIME = ("state", "device", "memory", "copies", "streams", "graphs", "events", "single_ops")
 _OPERATORS = ("handles", "opapi", "executors", "describe")
@@ -34,6 +34,7 @@ _FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror")
 _RECIPE = ("builder.py", "trampolines.py", "wheel.py", "elf.py")
 _OPENED_LATER = ("libnnopbase.so",)  # torch_npu opens it for the workspace of captured operators
 MANIFEST = "manifest.json"
+CACHE_VARIABLE = "ASCEND_EMULATOR_CACHE"
 
 
 @attrs.frozen
@@ -54,7 +55,7 @@ class Build:
 
 def cache_folder() -> Path:
     """Where builds are kept: ``ASCEND_EMULATOR_CACHE``, else under ``XDG_CACHE_HOME``."""
-    chosen = os.environ.get("ASCEND_EMULATOR_CACHE")
+    chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -69,8 +70,8 @@ def build(profile: HardwareProfile, *, hide: Iterable[str] = ()) -> Build:
         hide: aclnn operators that the libraries shall not have, as in an older CANN.
 
     Raises:
-        EmulatorUnavailableError: Something is missing here, or ``hide`` names what torch_npu
-            does not know.
+        EmulatorUnavailableError: Something is missing here, or the cache cannot be written.
+        EmulatorOptionError: ``hide`` names what torch_npu does not know.
         BuildError: The compiler failed.
     """
     requirements.require()
@@ -78,6 +79,18 @@ def build(profile: HardwareProfile, *, hide: Iterable[str] = ()) -> Build:
     target = cache_folder() / _key(profile, hidden)
     if (target / MANIFEST).is_file():
         return Build(target, json.loads((target / MANIFEST).read_text()), fresh=False)
+    try:
+        return Build(target, _built_beside(target, profile, hidden), fresh=True)
+    except OSError as error:
+        raise EmulatorUnavailableError(
+            f"the libraries cannot be written to {target.parent} ({error}); set "
+            f"{CACHE_VARIABLE} to a folder that can be"
+        ) from error
+
+
+def _built_beside(
+    target: Path, profile: HardwareProfile, hidden: tuple[str, ...]
+) -> dict[str, Any]:
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
     try:
@@ -85,7 +98,7 @@ def build(profile: HardwareProfile, *, hide: Iterable[str] = ()) -> Build:
         _publish(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)  # gone already when it was renamed
-    return Build(target, manifest, fresh=True)
+    return manifest
 
 
 def _publish(work: Path, target: Path) -> None:
@@ -122,7 +135,7 @@ def _make(work: Path, profile: HardwareProfile, hidden: tuple[str, ...]) -> dict
     known = sorted({*needs.operators, *known_signatures()})
     unknown = sorted(set(hidden) - set(known))
     if unknown:
-        raise EmulatorUnavailableError(
+        raise EmulatorOptionError(
             f"hide: torch_npu {wheel.version()} calls no {', '.join(unknown)}"
         )
     operators = [name for name in known if name not in hidden]

@@ -11,6 +11,10 @@ class EmulatorUnavailableError(EmulatorError):
     """The emulator cannot work here; the message says what is missing and what to do."""
 
 
+class EmulatorOptionError(EmulatorError, ValueError):
+    """A SoC, an operator or a number that was asked for does not exist."""
+
+
 class BuildError(EmulatorError):
     """The compiler refused the emulator's sources; carries what it printed."""
 

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,13 +20,15 @@ from ..context import use_profile
 from . import preload
 from . import soc as socs
 from .builder import MANIFEST, build
-from .errors import AlreadyActiveError, EmulatorError
+from .errors import AlreadyActiveError, EmulatorError, EmulatorOptionError
 from .record import Call, Counters, Recording
 
 _HANDLES = ("tensors", "scalars", "int_arrays", "float_arrays", "bool_arrays", "tensor_lists",
             "scalar_lists", "executors")  # fmt: skip
 _MEMORY_KINDS = {"device_allocations": 0, "host_allocations": 1}
+MOST_DEVICES = 16  # as device.c
 _current: Emulator | None = None
+_LOCK = threading.RLock()  # the first operators of a process may be called by several threads
 
 
 class Emulator:
@@ -72,15 +75,20 @@ class Emulator:
     def _dispatch(self) -> Any:
         """The operators; imported when the first one is called, or recorded."""
         if self._dispatcher is None:
-            from . import abi, dispatch
-
-            dispatch.load_kernels()
-            abi.check_layout(self._opapi.emulator_handle_size)
-            self._dispatcher = dispatch.Dispatcher(self._runtime, self._opapi)
-            self._dispatcher.fill_slots()
-            if "calls" in self.options:
-                self._dispatcher.listeners.append(_Appender(Path(self.options["calls"])))
+            with _LOCK:
+                self._dispatcher = self._dispatcher or self._make_dispatcher()
         return self._dispatcher
+
+    def _make_dispatcher(self) -> Any:
+        from . import abi, dispatch
+
+        dispatch.load_kernels()
+        abi.check_layout(self._opapi.emulator_handle_size)
+        dispatcher = dispatch.Dispatcher(self._runtime, self._opapi)
+        dispatcher.fill_slots()
+        if "calls" in self.options:
+            dispatcher.listeners.append(_Appender(Path(self.options["calls"])))
+        return dispatcher
 
     def resolve(self, index: int, arguments: bytes | None) -> None:
         """An operator with an empty slot was called: fill it, or in dump mode show what with."""
@@ -213,6 +221,7 @@ def activate(
 
     Raises:
         EmulatorUnavailableError: It cannot work here; the message says why.
+        EmulatorOptionError: There is no such SoC or operator, or a number is out of range.
         BuildError: The compiler failed.
         AlreadyActiveError: This process emulates another device, or torch_npu is imported already.
     """
@@ -228,10 +237,22 @@ def activate(
 def options(
     profile: HardwareProfile, devices: int, memory_bytes: int | None, cann: str, dump: bool
 ) -> dict[str, Any]:
-    """What a process sets when it loads the libraries; JSON for child processes."""
+    """What a process sets when it loads the libraries; JSON for child processes.
+
+    Raises:
+        EmulatorOptionError: A number is out of range.
+    """
+    memory_bytes = socs.memory_bytes(profile) if memory_bytes is None else memory_bytes
+    for name, value, allowed in (
+        ("devices", devices, range(1, MOST_DEVICES + 1)),
+        ("memory_bytes", memory_bytes, range(1, 1 << 63)),
+    ):
+        if value not in allowed:
+            bounds = f"{allowed[0]} to {allowed[-1]}"
+            raise EmulatorOptionError(f"{name}: found {value!r}, allowed: {bounds}")
     return {
         "devices": devices,
-        "memory_bytes": memory_bytes or socs.memory_bytes(profile),
+        "memory_bytes": memory_bytes,
         "cann": cann,
         "dump": dump,
     }
@@ -244,18 +265,21 @@ def attach(folder: Path, options: dict[str, Any]) -> Emulator:
         AlreadyActiveError: This process emulates another device, or torch_npu came first.
     """
     global _current
-    if _current is not None:
-        if (_current.folder, _current.options) != (folder, options):
+    with _LOCK:
+        if _current is None:
+            below_run = os.environ.get(preload.FOLDER_VARIABLE) == str(folder)
+            if "torch_npu" in sys.modules and not below_run:
+                raise AlreadyActiveError(
+                    "torch_npu is imported already: activate the emulator before"
+                )
+            _current = Emulator(folder, options)
+        elif (_current.folder, _current.options) != (folder, options):
             raise AlreadyActiveError(
                 f"this process already emulates {_current.profile.soc_name} with "
                 f"{_current.options}, hidden: {_current.manifest['hidden']}; torch_npu asks for "
                 "the device only once, use another process"
             )
         return _current
-    if "torch_npu" in sys.modules and os.environ.get(preload.FOLDER_VARIABLE) != str(folder):
-        raise AlreadyActiveError("torch_npu is imported already: activate the emulator before")
-    _current = Emulator(folder, options)
-    return _current
 
 
 def current() -> Emulator:

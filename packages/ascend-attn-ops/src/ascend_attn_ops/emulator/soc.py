@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ascend_hwprofile import HardwareProfile, HwProfileError, profile_for
 
-from .errors import EmulatorUnavailableError
+from .errors import EmulatorOptionError
 
 FAMILIES = ("A2", "A3", "A5")
 CANN_VERSION = "9.1.0"  # the oldest that ascend-hwprofile's table pairs with torch_npu 2.13
@@ -15,14 +15,14 @@ def emulated_profile(name: str) -> HardwareProfile:
     """Profile of a family or SoC name that the emulator can be.
 
     Raises:
-        EmulatorUnavailableError: The name is unknown, or belongs to another family.
+        EmulatorOptionError: The name is unknown, or belongs to another family.
     """
     try:
         profile = profile_for(name)
     except HwProfileError as error:
-        raise EmulatorUnavailableError(f"soc: {error}") from error
+        raise EmulatorOptionError(f"soc: {error}") from error
     if profile.family.value not in FAMILIES:
-        raise EmulatorUnavailableError(
+        raise EmulatorOptionError(
             f"soc: found {name!r} ({profile.family.value}); the emulator knows the families "
             f"{', '.join(FAMILIES)} and their SoC names"
         )

@@ -12,6 +12,7 @@ import torch
 from ..dispatch import kernel
 
 _WORD = 2**64
+_TINY = 2.0**-53  # the smallest step of a uniform number
 _ODD = 0x9E3779B97F4A7C15  # spreads neighbouring offsets over the seeds
 
 
@@ -40,6 +41,12 @@ def uniform(a: Any) -> torch.Tensor:
     """Uniform in [from, to)."""
     low = getattr(a, "from")
     return _uniform(a, a.self_ref.shape).mul(a.to - low).add(low)
+
+
+@kernel("aclnnSimThreadExponential")
+def exponential(a: Any) -> torch.Tensor:
+    """Exponentially distributed: never 0, which samplers divide by."""
+    return torch.log1p(-_uniform(a, a.self_ref.shape)).neg().clamp(min=_TINY).div(a.rate)
 
 
 @kernel("aclnnInplaceRandom")

@@ -33,7 +33,11 @@ def _next_origin() -> str | None:
 
 _folder = os.environ.get("ASCEND_EMULATOR_LIBRARIES")
 if _folder:
-    _run("_ascend_emulator_preload", _HERE.parent / "preload.py").prepare_child(Path(_folder))
+    try:
+        _run("_ascend_emulator_preload", _HERE.parent / "preload.py").prepare_child(Path(_folder))
+    except Exception as error:  # noqa: BLE001 - Python would go on, and without an NPU
+        print(f"ascend emulator: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 _origin = _next_origin()
 if _origin is not None:
     _run("sitecustomize_of_the_environment", Path(_origin))
