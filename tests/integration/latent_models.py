@@ -20,6 +20,12 @@ HEADS = 4
 TOP_K = 32
 """Keys that a token of the sparse model attends to: fewer than two of the prompts have."""
 
+GLM_LAYERS = 3
+"""The last one attends to the keys that the one before it chose."""
+
+Edit = Callable[[dict[str, torch.Tensor], torch.Generator], None]
+"""Changes the weights of a model in place."""
+
 _SHARED: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
@@ -58,10 +64,25 @@ _THIRD_LAYER_SHARES = {"index_topk_freq": 2, "index_skip_topk_offset": 2}
 
 def make_deepseek_v3(folder: Path) -> Path:
     """DeepSeek-V3 with two layers (MLA); random weights, float32."""
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+    from transformers import DeepseekV3ForCausalLM
 
-    config = DeepseekV3Config(**_SHARED, num_hidden_layers=2, n_group=2, topk_group=1)
-    return _save(DeepseekV3ForCausalLM, config, folder, seed=1)
+    return _save(DeepseekV3ForCausalLM, _deepseek_v3_config(), folder, seed=1)
+
+
+def make_drafting_deepseek_v3(folder: Path, share: float) -> Path:
+    """DeepSeek-V3 with an MTP layer that drafts as the one of `make_drafting_glm` does."""
+    from transformers import DeepseekV3ForCausalLM
+
+    config = _deepseek_v3_config()
+    _save(DeepseekV3ForCausalLM, config, folder, seed=1, num_nextn_predict_layers=1)
+    _edit_weights(folder, _drafting(config.num_hidden_layers, share))
+    return folder
+
+
+def _deepseek_v3_config() -> Any:
+    from transformers import DeepseekV3Config
+
+    return DeepseekV3Config(**_SHARED, num_hidden_layers=2, n_group=2, topk_group=1)
 
 
 def make_glm(folder: Path) -> Path:
@@ -71,7 +92,11 @@ def make_glm(folder: Path) -> Path:
     again with a little noise, and hardly drafts anything that is accepted.
     """
     _save_glm(folder)
-    _edit_weights(folder, _add_noisy_mtp)
+
+    def edit(weights: dict[str, torch.Tensor], generator: torch.Generator) -> None:
+        _add_noisy_mtp(weights, generator, GLM_LAYERS)
+
+    _edit_weights(folder, edit)
     return folder
 
 
@@ -85,14 +110,19 @@ def make_drafting_glm(folder: Path, share: float) -> Path:
         folder: where the model goes.
         share: how much the layers add, 1 being what they add in `make_glm`.
     """
+    _save_glm(folder)
+    _edit_weights(folder, _drafting(GLM_LAYERS, share))
+    return folder
+
+
+def _drafting(layers: int, share: float) -> Edit:
+    """Adds an MTP layer behind so many layers that drafts what the target may say."""
 
     def edit(weights: dict[str, torch.Tensor], generator: torch.Generator) -> None:
-        _add_noisy_mtp(weights, generator)
-        _answer_with_the_next_token(weights, generator, share)
+        _add_noisy_mtp(weights, generator, layers)
+        _answer_with_the_next_token(weights, generator, share, layers)
 
-    _save_glm(folder)
-    _edit_weights(folder, edit)
-    return folder
+    return edit
 
 
 def _save_glm(folder: Path) -> None:
@@ -101,7 +131,7 @@ def _save_glm(folder: Path) -> None:
 
     config = GlmMoeDsaConfig(
         **_SHARED,
-        num_hidden_layers=3,
+        num_hidden_layers=GLM_LAYERS,
         n_group=1,
         topk_group=1,
         index_topk=TOP_K,
@@ -128,9 +158,7 @@ def _save(model_class: Any, config: Any, folder: Path, seed: int, **further: Any
     return folder
 
 
-def _edit_weights(
-    folder: Path, edit: Callable[[dict[str, torch.Tensor], torch.Generator], None]
-) -> None:
+def _edit_weights(folder: Path, edit: Edit) -> None:
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
@@ -139,12 +167,14 @@ def _edit_weights(
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def _add_noisy_mtp(weights: dict[str, torch.Tensor], generator: torch.Generator) -> None:
-    source, target = "model.layers.2.", "model.layers.3."
+def _add_noisy_mtp(
+    weights: dict[str, torch.Tensor], generator: torch.Generator, layers: int
+) -> None:
+    source, target = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
     for name in [name for name in weights if name.startswith(source)]:
         noise = 0.01 * torch.randn(weights[name].shape, generator=generator)
         weights[target + name.removeprefix(source)] = weights[name] + noise
-    chooser = "model.layers.1.self_attn.indexer."
+    chooser = f"model.layers.{layers - 2}.self_attn.indexer."
     for name in [name for name in weights if name.startswith(chooser)]:
         own = f"{target}self_attn.indexer.{name.removeprefix(chooser)}"
         weights[own] = weights[name].clone()
@@ -157,7 +187,7 @@ def _add_noisy_mtp(weights: dict[str, torch.Tensor], generator: torch.Generator)
 
 
 def _answer_with_the_next_token(
-    weights: dict[str, torch.Tensor], generator: torch.Generator, share: float
+    weights: dict[str, torch.Tensor], generator: torch.Generator, share: float, layers: int
 ) -> None:
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
     head = 0.1 * torch.roll(embedding, 1, 0)
@@ -169,4 +199,4 @@ def _answer_with_the_next_token(
         elif "o_proj" in name or "down_proj" in name:
             weights[name] = weight * share
     eye = torch.eye(HIDDEN)
-    weights["model.layers.3.eh_proj.weight"] = torch.cat([eye, 0.3 * eye], 1)
+    weights[f"model.layers.{layers}.eh_proj.weight"] = torch.cat([eye, 0.3 * eye], 1)

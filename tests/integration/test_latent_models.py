@@ -22,11 +22,13 @@ pytestmark = pytest.mark.engine
 TOKEN_BUDGET = 32
 BLOCK_SIZE = 32
 LAYERS = {"mla": 2, "sfa": 3}
+AGREEING = ("mla, agreeing", "sfa, agreeing")
 MODELS: dict[str, list[Any]] = {
     "deepseek_v3": ["make_deepseek_v3"],
     "glm": ["make_glm"],
     "wavering_glm": ["make_drafting_glm", 0.85],
     "agreeing_glm": ["make_drafting_glm", 0.5],
+    "agreeing_deepseek_v3": ["make_drafting_deepseek_v3", 0.5],
 }
 CHUNKED = {
     "enable_chunked_prefill": True,
@@ -57,7 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def single(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Engines on one rank."""
     folder = tmp_path_factory.mktemp("single")
-    v3, glm, wavering, agreeing = (str(models / name) for name in MODELS)
+    v3, glm, wavering, agreeing_glm, agreeing_v3 = (str(models / name) for name in MODELS)
     engines = [
         engine(
             "mla",
@@ -71,12 +73,15 @@ def single(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         engine("mla, n-gram", v3, speculative_config=NGRAM),
         engine("sfa, mtp 1", glm, **mtp(1)),
         engine("sfa, mtp 3", wavering, {"sound": None, "broken": "accept_every_draft"}, **mtp(3)),
-        engine("agreeing", agreeing, {"sound": None, "broken": "drafts_off_by_one"}, **mtp(3)),
+        engine(
+            "sfa, agreeing", agreeing_glm, {"sound": None, "broken": "drafts_off_by_one"}, **mtp(3)
+        ),
+        engine("mla, agreeing", agreeing_v3, **mtp(3)),
     ]
     job = {
         "models": {str(models / name): maker for name, maker in MODELS.items()},
         "engines": engines,
-        "reference": ["mla", "sfa", "sfa, mtp 3", "agreeing"],
+        "reference": ["mla", "sfa", "sfa, mtp 3", "sfa, agreeing", "mla, agreeing"],
     }
     result, _ = run_script("latent_runner.py", job, folder, environment(True))
     return Outcome(result, folder)
@@ -86,12 +91,15 @@ def single(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def ranks(single: Outcome, models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     """Engines on two ranks, with vLLM's V2 runner."""
     folder = tmp_path_factory.mktemp("ranks")
-    v3, glm, agreeing = (str(models / name) for name in ("deepseek_v3", "glm", "agreeing_glm"))
+    v3, glm, _, agreeing_glm, agreeing_v3 = (str(models / name) for name in MODELS)
     engines = [
         engine("mla, pcp", v3, {"sound": None, "broken": "only_rows_of_the_first_rank"}, **PCP),
         engine("sfa, pcp", glm, **PCP),
         engine("sfa, dcp", glm, **DCP),
-        engine("agreeing, dcp", agreeing, **DCP, **mtp(3)),
+        engine("mla, agreeing, dcp", agreeing_v3, **DCP, **mtp(3)),
+        engine("mla, agreeing, pcp", agreeing_v3, **PCP, **mtp(3)),
+        engine("sfa, agreeing, dcp", agreeing_glm, **DCP, **mtp(3)),
+        engine("sfa, agreeing, pcp", agreeing_glm, **PCP, **mtp(3)),
         engine("mla, dcp", v3, {"sound": None, "broken": "only_the_own_part"}, **DCP),
     ]
     engines[-1]["probe_merges"] = True  # last: a kernel that fails leaves the interpreter broken
@@ -113,7 +121,7 @@ def test_layers_that_share_a_choice_run_one_indexer(single: Outcome) -> None:
     assert calls["AscendSFAIndexerDCPImpl.forward"] * 3 == calls["AscendSFAImpl.forward"] * 2
 
 
-@pytest.mark.parametrize("name", ["mla", "sfa", "sfa, mtp 3", "agreeing"])
+@pytest.mark.parametrize("name", ["mla", "sfa", "sfa, mtp 3", *AGREEING])
 def test_tokens_equal_transformers(name: str, single: Outcome) -> None:
     assert all(len(tokens) == NUM_TOKENS for tokens in single.tokens(name))
     assert single.tokens(name) == single.reference(name)
@@ -161,16 +169,17 @@ def test_a_verification_that_accepts_everything_gives_other_tokens(single: Outco
     assert single.tokens("sfa, mtp 3", "broken") != single.first_of_reference("sfa, mtp 3")
 
 
-def test_every_draft_of_an_agreeing_drafter_is_accepted(single: Outcome) -> None:
-    drafted, accepted = single.drafts("agreeing")
+@pytest.mark.parametrize("name", AGREEING)
+def test_every_draft_of_an_agreeing_drafter_is_accepted(name: str, single: Outcome) -> None:
+    drafted, accepted = single.drafts(name)
     assert drafted == accepted > 0
 
 
 def test_drafts_that_are_off_by_one_are_all_rejected(single: Outcome) -> None:
-    drafted, accepted = single.drafts("agreeing", "broken")
+    drafted, accepted = single.drafts("sfa, agreeing", "broken")
     assert drafted > 0
     assert accepted == 0
-    assert single.tokens("agreeing", "broken") == single.first_of_reference("agreeing")
+    assert single.tokens("sfa, agreeing", "broken") == single.first_of_reference("sfa, agreeing")
 
 
 @pytest.mark.parametrize("how", ["dcp", "pcp"])
@@ -207,9 +216,16 @@ def test_ranks_that_forget_each_other_give_other_tokens(
     assert ranks[0].tokens(f"mla, {how}", "broken") != single.first_of_reference("mla")
 
 
-def test_speculation_on_ranks_accepts_as_many_drafts(single: Outcome, ranks: list[Outcome]) -> None:
-    assert ranks[0].tokens("agreeing, dcp") == single.reference("agreeing")
-    assert ranks[0].drafts("agreeing, dcp") == single.drafts("agreeing")
+@pytest.mark.parametrize("how", ["dcp", "pcp"])
+@pytest.mark.parametrize("name", AGREEING)
+def test_ranks_accept_every_draft_of_an_agreeing_drafter(
+    name: str, how: str, single: Outcome, ranks: list[Outcome]
+) -> None:
+    for outcome in ranks:
+        assert outcome.tokens(f"{name}, {how}") == single.reference(name)
+        assert outcome.drafts(f"{name}, {how}") == single.drafts(name)
+    drafted, accepted = ranks[0].drafts(f"{name}, {how}")
+    assert drafted == accepted > 0
 
 
 @pytest.mark.parametrize("name", ["cp_lse_ag_out_rs", "cp_lse_ag_out_ar"])
