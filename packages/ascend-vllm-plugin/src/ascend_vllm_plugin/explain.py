@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ascend_vllm_plugin.compat import require_platform, single_process_defaults
-from ascend_vllm_plugin.environment import EXPLAIN, ROUTING_FILE
-from ascend_vllm_plugin.registration import SIMULATED_PLATFORM
+from ascend_vllm_plugin.environment import EXPLAIN, ROUTING_FILE, simulation_requested
+from ascend_vllm_plugin.errors import NpuUnavailableError, SimulationUnavailableError
+from ascend_vllm_plugin.modes import expected_platform
 from ascend_vllm_plugin.routing import RoutingTable, parse_routing
 
 if TYPE_CHECKING:
@@ -98,15 +99,19 @@ def configuration(arguments: EngineArgs) -> VllmConfig:
         arguments: of the engine; `load_format`, tokenizer and cache size are set here.
 
     Raises:
-        SimulationUnavailableError: vLLM did not take our platform.
+        SimulationUnavailableError, NpuUnavailableError: vLLM did not take our platform.
         ValueError: vLLM, or a rule of ours, refuses the configuration.
     """
-    require_platform(SIMULATED_PLATFORM)
+    require_platform(str(expected_platform()), _error_of_mode())
     register_loader()
     arguments.load_format = LOAD_FORMAT
     arguments.skip_tokenizer_init = True
     arguments.kv_cache_memory_bytes = KV_CACHE_BYTES
     return arguments.create_engine_config()
+
+
+def _error_of_mode() -> type[SimulationUnavailableError | NpuUnavailableError]:
+    return SimulationUnavailableError if simulation_requested() else NpuUnavailableError
 
 
 def explain(config: VllmConfig) -> RoutingTable:

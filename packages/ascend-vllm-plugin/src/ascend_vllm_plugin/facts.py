@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
-SIMULATED_PROVIDER = "cpu"
-"""Provider of the operators in simulate mode."""
+_PROVIDERS = {"npu": "torch_npu"}
+"""Device type of vLLM's platform -> who computes the operators there; elsewhere it is `cpu`."""
 
 _MARK = "_ascend_drafts_are_marked"
 """Attribute of a `SpeculativeConfig` that `mark_drafts` has seen; derived configs share it."""
@@ -55,9 +55,16 @@ def request_from(
         attn_type=plain(config.attn_type),
         per_head_quant_scales=config.use_per_head_quant_scales,
         batch_invariant=config.use_batch_invariant,
-        provider=SIMULATED_PROVIDER,
+        provider=provider_here(),
         **engine_facts(vllm_config),
     )
+
+
+def provider_here() -> str:
+    """Provider of the operators on vLLM's platform: `torch_npu` on an NPU, else `cpu`."""
+    from vllm.platforms import current_platform
+
+    return _PROVIDERS.get(current_platform.device_type, "cpu")
 
 
 def engine_facts(vllm_config: VllmConfig) -> dict[str, Any]:

@@ -12,8 +12,11 @@ from ascend_attn_backends import AscendSFAIndexerBackend, BackendRequest, Select
 from ascend_vllm_plugin.adapters.draft_flash import DraftFlashBackend, plan_counters
 from ascend_vllm_plugin.adapters.indexer import IndexerBackend
 from ascend_vllm_plugin.compat import require_supported_vllm
-from ascend_vllm_plugin.environment import routing_file, simulated_profile
+from ascend_vllm_plugin.environment import ROUTING_FILE, routing_file, simulated_profile
+from ascend_vllm_plugin.errors import EnvironmentVariableError
 from ascend_vllm_plugin.facts import plain
+from ascend_vllm_plugin.modes import running_mode
+from ascend_vllm_plugin.plan_reports import PlanReports
 from ascend_vllm_plugin.routing import DraftPlans, RoutingRow, RoutingTable
 from ascend_vllm_plugin.selection import LayerKind, Route, recorded_routes
 
@@ -27,34 +30,60 @@ _Group: TypeAlias = tuple[LayerKind, type, int | None]
 logger = init_logger("vllm.ascend_vllm_plugin")
 
 
+class RoutingReport:
+    """A worker's answer on the routing of its layers."""
+
+    vllm_config: Any
+    model_runner: Any
+
+    def routing(self) -> str:
+        """The routing table as JSON, with the plans so far: `LLM.collective_rpc("routing")`."""
+        return routing_table(self.vllm_config, self.model_runner.get_model()).to_json()
+
+
+class RoutingReports(RoutingReport):
+    """The same, and in the log when the model is loaded; stands before a worker of vLLM."""
+
+    rank: int
+    _plans: PlanReports | None = None
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Load the model, then log the routing of its layers and write the routing file."""
+        super().load_model(load_dummy_weights=load_dummy_weights)  # type: ignore[misc]
+        if self.rank == 0:
+            table = report_routing(self.vllm_config, self.model_runner.get_model())
+            if table.plans is not None:
+                self._plans = PlanReports(table, plan_counters, routing_file())
+
+    def shutdown(self) -> None:
+        """Say what plans the drafts have used, then stop as vLLM's worker does."""
+        if self._plans is not None:
+            logger.info("%s", self._plans.stop().render())
+            self._plans = None
+        super().shutdown()  # type: ignore[misc]
+
+
 def report_routing(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
     """Log the routing of every attention layer; write it to `ASCEND_VLLM_ROUTING_FILE` if set.
 
     Args:
         vllm_config: the engine's configuration, with the layers that vLLM built.
         target: the target model; layers of no part of it are the draft's.
+
+    Raises:
+        EnvironmentVariableError: the file cannot be written.
     """
     table = routing_table(vllm_config, target)
     logger.info("%s", table.render())
     path = routing_file()
     if path is not None:
-        table.write(path)
+        try:
+            table.write(path)
+        except OSError as error:
+            allowed = f"a file that can be written ({error})"
+            raise EnvironmentVariableError(ROUTING_FILE, str(path), allowed) from error
         logger.info("routing table written to %s", path)
     return table
-
-
-def report_plans(vllm_config: VllmConfig, target: nn.Module) -> None:
-    """Log the plans that the drafts of this process have used, and write them to the routing file.
-
-    Nothing is said where no layer uses plans.
-    """
-    table = routing_table(vllm_config, target)
-    if table.plans is None:
-        return
-    logger.info("%s", table.plans.render())
-    path = routing_file()
-    if path is not None:
-        table.write(path)
 
 
 def routing_table(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
@@ -72,7 +101,7 @@ def routing_table(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
             indexers.setdefault(role, []).append(name)
     routes = recorded_routes()
     return RoutingTable(
-        mode="simulated",
+        mode=running_mode(),
         profile=simulated_profile().soc_name,
         vllm=require_supported_vllm(),
         model=str(vllm_config.model_config.model),
@@ -94,6 +123,7 @@ def kind_of_layer(layer: Any, role: str) -> LayerKind:
         has_sliding_window=getattr(layer, "sliding_window", None) is not None,
         attn_type=plain(getattr(layer, "attn_type", "decoder")),
         use_mla=layer.attn_backend.is_mla(),
+        compress_ratio=getattr(layer, "compress_ratio", 1),
     )
 
 
@@ -101,6 +131,8 @@ def _row(group: _Group, layers: tuple[str, ...], route: Route | None) -> Routing
     kind, backend, window = group
     selection = None if route is None else route.selection
     span = "full attention" if window is None else f"sliding window of {window} keys"
+    if kind.compress_ratio > 1:
+        span += f" and a key for every {kind.compress_ratio} tokens"
     return RoutingRow(
         role=kind.role,
         kind=f"{kind.role}, {span}",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_attn_backends import NoBackendError, Selection, select_backend
+from ascend_attn_backends import BackendRequest, NoBackendError, Selection, select_backend
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin import compat
 from ascend_vllm_plugin.environment import simulated_profile
@@ -33,6 +33,7 @@ ADAPTERS: Mapping[str, str] = {
     "sfa": "ascend_vllm_plugin.adapters.sfa.SFABackend",
     "sfa_dcp": "ascend_vllm_plugin.adapters.sfa.SFADcpBackend",
     "sfa_pcp": "ascend_vllm_plugin.adapters.sfa.SFAPcpBackend",
+    "dsa": "ascend_vllm_plugin.adapters.dsa_caches.DSABackend",
     "draft_flash": "ascend_vllm_plugin.adapters.draft_flash.DraftFlashBackend",
 }
 """Backend of ascend-attn-backends -> its adapter to vLLM's interface."""
@@ -59,6 +60,7 @@ class LayerKind:
     has_sliding_window: bool
     attn_type: str
     use_mla: bool
+    compress_ratio: int = 1
 
 
 @attrs.frozen
@@ -89,6 +91,23 @@ def record(config: AttentionSelectorConfig, route: Route) -> None:
     _routes[kind_of_question(config, role_of_current_layer())] = route
 
 
+def record_layer(kind: LayerKind, route: Route) -> None:
+    """Remember the answer for a layer that vLLM builds without asking."""
+    _routes[kind] = route
+
+
+def route_of(request: BackendRequest) -> Route:
+    """The route of a layer that vLLM builds without asking for its backend.
+
+    Raises:
+        NoBackendError: nobody takes the layer; the message has every reason.
+    """
+    selection = among_adapted(select_backend(request, simulated_profile()))
+    if selection.backend is None:
+        raise NoBackendError(selection.as_text())
+    return Route(ADAPTERS[selection.backend], "selection", selection)
+
+
 def kind_of_question(config: AttentionSelectorConfig, role: str) -> LayerKind:
     """The kind of layer that vLLM asks about; the question itself has no role."""
     return LayerKind(
@@ -102,7 +121,10 @@ def kind_of_question(config: AttentionSelectorConfig, role: str) -> LayerKind:
 
 
 def select(
-    config: AttentionSelectorConfig, vllm_config: VllmConfig, num_heads: int | None
+    config: AttentionSelectorConfig,
+    vllm_config: VllmConfig,
+    num_heads: int | None,
+    adapters: Mapping[str, str] = ADAPTERS,
 ) -> Route:
     """Ask every backend of ascend-attn-backends.
 
@@ -110,24 +132,25 @@ def select(
         config: vLLM's question.
         vllm_config: the configuration that it belongs to.
         num_heads: query heads on this rank, where vLLM says so.
+        adapters: backend -> class path of its adapter on the platform that asks.
 
     Raises:
         NoBackendError: nobody takes the layer; the message has every reason.
     """
     request = request_from(config, vllm_config, num_heads)
-    selection = among_adapted(select_backend(request, simulated_profile()))
+    selection = among_adapted(select_backend(request, simulated_profile()), adapters)
     unadapted = adapter_refusals(config, vllm_config)
     if selection.backend is None or unadapted:
         reasons = [f"  ascend-vllm-plugin: {refusal}" for refusal in unadapted]
         raise NoBackendError("\n".join([selection.as_text(), *reasons]))
-    return Route(ADAPTERS[selection.backend], "selection", selection)
+    return Route(adapters[selection.backend], "selection", selection)
 
 
-def among_adapted(selection: Selection) -> Selection:
+def among_adapted(selection: Selection, adapters: Mapping[str, str] = ADAPTERS) -> Selection:
     """The selection among backends with an adapter; the others get that as their refusal."""
     verdicts = tuple(
-        attrs.evolve(verdict, refusals=(_no_adapter(verdict.backend),))
-        if verdict.accepted and verdict.backend not in ADAPTERS
+        attrs.evolve(verdict, refusals=(_no_adapter(verdict.backend, adapters),))
+        if verdict.accepted and verdict.backend not in adapters
         else verdict
         for verdict in selection.verdicts
     )
@@ -135,12 +158,12 @@ def among_adapted(selection: Selection) -> Selection:
     return attrs.evolve(selection, verdicts=verdicts, backend=chosen)
 
 
-def _no_adapter(backend: str) -> Refusal:
+def _no_adapter(backend: str, adapters: Mapping[str, str]) -> Refusal:
     return Refusal(
         rule="vllm.adapter",
         parameter="backend",
         found=backend,
-        allowed="backends with an adapter in this version: " + ", ".join(ADAPTERS),
+        allowed="backends with an adapter in this version: " + ", ".join(adapters),
         source="ascend_vllm_plugin.selection",
     )
 
@@ -195,6 +218,19 @@ def option_of_current_layer() -> str:
     if role_of_current_layer() == "draft":
         return "speculative_config.attention_backend"
     return "--attention-backend"
+
+
+def require_our_backend(selected: AttentionBackendEnum | None) -> None:
+    """Refuse a backend of vLLM that the user named where none of them runs.
+
+    Raises:
+        NoBackendError: it is not ours.
+    """
+    if selected is not None and selected.name != compat.OUR_BACKEND_NAME:
+        raise NoBackendError(
+            f"attention backend: found {selected.name}; allowed on an NPU: "
+            f"{compat.OUR_BACKEND_NAME}, or none"
+        )
 
 
 def user_choice(selected: AttentionBackendEnum | None) -> str | None:

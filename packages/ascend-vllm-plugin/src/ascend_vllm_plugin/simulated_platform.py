@@ -8,13 +8,10 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum
 
 from ascend_vllm_plugin import compat, selection
-from ascend_vllm_plugin.draft_checks import require_fitting_draft
 from ascend_vllm_plugin.environment import pin_profile
-from ascend_vllm_plugin.facts import mark_drafts
 from ascend_vllm_plugin.latent_settings import latent_settings_kept
-from ascend_vllm_plugin.options import options_from
 from ascend_vllm_plugin.patches import dflash2_on_v1
-from ascend_vllm_plugin.speculation_metrics import export_speculation_metrics
+from ascend_vllm_plugin.platform_steps import prepare_configuration, take_worker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,15 +45,10 @@ class SimulatedAscendPlatform(CpuPlatform):
         cls.import_kernels()
         compat.require_cpu_kernels()
         pin_profile()
-        options_from(vllm_config.additional_config)
         selection.require_attention_layers(vllm_config)
-        require_fitting_draft(vllm_config)
-        compat.forget_selections()
-        mark_drafts(vllm_config)
-        export_speculation_metrics(vllm_config)
+        prepare_configuration(vllm_config)
         dflash2_on_v1.allow_configuration()
-        if vllm_config.parallel_config.worker_cls == compat.AUTO_WORKER:
-            vllm_config.parallel_config.worker_cls = WORKER
+        take_worker(vllm_config, WORKER)
         with latent_settings_kept(vllm_config):
             super().check_and_update_config(vllm_config)
 

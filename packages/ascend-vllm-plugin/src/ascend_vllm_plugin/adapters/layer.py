@@ -9,7 +9,7 @@ import torch
 
 from ascend_attn_backends import BackendRequest
 from ascend_attn_ops import Refusal
-from ascend_vllm_plugin.facts import SIMULATED_PROVIDER, engine_facts, role_of_current_layer
+from ascend_vllm_plugin.facts import engine_facts, provider_here, role_of_current_layer
 
 SOURCE = "ascend_vllm_plugin.adapters"
 
@@ -29,7 +29,7 @@ def layer_request(**fields: Any) -> BackendRequest:
         dtype=torch.get_default_dtype(),
         block_size=vllm_config.cache_config.block_size,
         causal=not vllm_config.attention_config.use_non_causal,
-        provider=SIMULATED_PROVIDER,
+        provider=provider_here(),
         **engine_facts(vllm_config),
         **fields,
     )

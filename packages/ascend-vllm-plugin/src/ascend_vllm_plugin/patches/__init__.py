@@ -3,7 +3,8 @@
 A module says why the change is needed; `PATCHES` says for which versions of vLLM. A test in
 `tests/integration/test_patches.py` fails as soon as vLLM works without it. Nothing is changed at
 import, and a module is only imported to be applied: the worker applies the patches in its own
-process, in simulate mode, before it builds the model.
+process before it builds the model: `PATCHES` in simulate mode, `NPU_PATCHES` in NPU mode on the
+standalone base. On the overlay base vllm-ascend patches vLLM itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import attrs
 from packaging.specifiers import SpecifierSet
 
 from ascend_vllm_plugin.compat import require_supported_vllm
-
 
 ONLY_0_30 = SpecifierSet(">=0.30,<0.31")
 """The versions that a change was tried with, and needed by; no other is supported so far."""
@@ -62,6 +62,11 @@ PATCHES = (
         reason="the CPU form of the indexer's operator stops for DeepSeek-V3.2 and GLM-5",
     ),
     Patch(
+        name="compressed_attention",
+        reason="the attention layer of DeepSeek-V4 for CPUs holds fp8 rows and launches Triton "
+        "kernels",
+    ),
+    Patch(
         name="dcp_merge",
         reason="ranks that share keys merge with Triton kernels, which must be compiled",
     ),
@@ -76,12 +81,27 @@ PATCHES = (
 )
 
 
-def apply_patches() -> tuple[str, ...]:
+NPU_PATCHES = (
+    Patch(
+        name="npu_streams",
+        reason="the V1 model runner takes its streams and events from torch.cuda",
+    ),
+    Patch(
+        name="npu_slot_mapping",
+        reason="the V1 model runner computes cache slots with a Triton kernel",
+    ),
+)
+
+
+def apply_patches(patches: tuple[Patch, ...] = PATCHES) -> tuple[str, ...]:
     """Apply what the installed vLLM needs and return the names of the patches in force.
+
+    Args:
+        patches: those of the mode.
 
     Raises:
         UnsupportedVllmError: vLLM is outside the supported range.
     """
     version = require_supported_vllm()
-    wanted = [patch for patch in PATCHES if patch.versions.contains(version, prereleases=True)]
+    wanted = [patch for patch in patches if patch.versions.contains(version, prereleases=True)]
     return tuple(patch.name for patch in wanted if patch.apply())

@@ -125,11 +125,11 @@ def apply() -> bool:
     cpu_kernels = import_module(KERNEL_MODULES["cpu_kernels"])
     for (module, name), kernel in DISPATCHERS.items():
         dispatcher = getattr(import_module(KERNEL_MODULES[module]), name)
-        _install(dispatcher, TORCH_KERNELS.get(kernel) or getattr(cpu_kernels, kernel))
+        install_kernel(dispatcher, TORCH_KERNELS.get(kernel) or getattr(cpu_kernels, kernel))
     return True
 
 
-def _install(dispatcher: Any, kernel: object) -> None:
+def install_kernel(dispatcher: Any, kernel: object) -> None:
     """Give a dispatcher another kernel, and make it read that kernel's parameter names."""
     dispatcher.kernel = kernel
     vars(dispatcher).pop("_kernel_arg_names", None)
