@@ -6,50 +6,19 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fakes import HERE, all_gone, pids_file, pids_of, wait_for
+from commands import BAD_ARGUMENTS, FAILURES, DemoCommand, work_of
+from fakes import all_gone, pids_file, pids_of, wait_for
 
-RUNNER = str(HERE / "run_demo_with_fake.py")
-
-
-def demo_command(folder: Path, mode: str, *arguments: str) -> list[str]:
-    return [sys.executable, RUNNER, str(folder), mode, *arguments]
-
-
-def run_demo(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = demo_command(folder, mode, *arguments)
-    wide = {**os.environ, "COLUMNS": "200"}  # no sentence of a table is broken
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=wide
-    )
-
-
-@contextmanager
-def started_demo(folder: Path, mode: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with (folder / "out").open("w") as out:
-        process = subprocess.Popen(
-            demo_command(folder, mode, *arguments), stdout=out, stderr=subprocess.STDOUT, text=True
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def work_of(folder: Path) -> Path:
-    return Path((folder / "work").read_text())
+DEMO = DemoCommand("run_demo_with_fake.py")
 
 
 def test_report_holds_what_the_server_said(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    done = run_demo(tmp_path, "ok", "--json", str(file))
+    done = DEMO.run(tmp_path, "ok", "--json", str(file))
     assert done.returncode == 0, done.stderr
     report = json.loads(file.read_text())
     assert report["ran_on"] == "simulated A5 on CPU"
@@ -71,7 +40,7 @@ def test_report_holds_what_the_server_said(tmp_path: Path) -> None:
 
 
 def test_tables_are_printed(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "ok")
+    done = DEMO.run(tmp_path, "ok")
     assert done.returncode == 0, done.stderr
     for part in ("Paris is the capital.", "fake rule book", "75%", "25%", "2.00", "standard"):
         assert part in done.stdout
@@ -81,51 +50,31 @@ def test_tables_are_printed(tmp_path: Path) -> None:
 def test_port_in_use_starts_nothing(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
-        done = run_demo(tmp_path, "ok", "--port", port)
+        done = DEMO.run(tmp_path, "ok", "--port", port)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"error: port {port} on 127.0.0.1 cannot be used" in done.stderr
     assert not pids_file(tmp_path).exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("--profile", "A9"), 1, "--profile A9"),
-        (("--json", "/no/such/folder/x.json"), 1, "--json: found '/no/such/folder/x.json'"),
-        (("--port", "70000"), 2, "found '70000', allowed 1 to 65535"),
-        (("--ready-seconds", "0"), 2, "found '0', allowed whole seconds from 1"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "message"), BAD_ARGUMENTS)
 def test_bad_arguments_start_nothing(
     tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    done = run_demo(tmp_path, "ok", *arguments)
-    assert done.returncode == code
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not pids_file(tmp_path).exists()
+    DEMO.assert_starts_nothing(tmp_path, arguments, code, message)
 
 
 @pytest.mark.parametrize(
     ("mode", "code", "message"),
     [
-        ("crash", 4, "RuntimeError: no such model [/x]"),
+        *FAILURES,
         ("hang", 4, "not ready after 2 s"),
-        ("refuses", 5, "too long for the model"),
         ("dies", 5, "request 'chat' failed"),
         ("no-metrics", 5, "request 'chat' failed"),
-        ("no-routing", 5, "the server wrote no routing table"),
     ],
 )
 def test_failures_end_with_their_code(tmp_path: Path, mode: str, code: int, message: str) -> None:
-    report = tmp_path / "report.json"
-    done = run_demo(tmp_path, mode, "--ready-seconds", "2", "--json", str(report))
-    assert done.returncode == code, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not report.exists()
-    assert all_gone(pids_of(tmp_path))
+    DEMO.assert_fails(tmp_path, mode, code, message, "--ready-seconds", "2")
     assert (work_of(tmp_path) / "server.log").is_file()  # the message points to it
 
 
@@ -135,7 +84,7 @@ def test_failures_end_with_their_code(tmp_path: Path, mode: str, code: int, mess
 def test_signals_while_starting_end_the_server(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    with started_demo(tmp_path, "hang") as process:
+    with DEMO.started(tmp_path, "hang") as process:
         pids = pids_of(tmp_path)
         process.send_signal(number)
         assert process.wait(30) == code
@@ -146,7 +95,7 @@ def test_signals_while_starting_end_the_server(
 
 def test_killed_demo_leaves_no_server(tmp_path: Path) -> None:
     """As a test runner does that gives up on Ctrl-C after half a second."""
-    with started_demo(tmp_path, "deaf", "--keep-serving") as process:
+    with DEMO.started(tmp_path, "deaf", "--keep-serving") as process:
         pids = pids_of(tmp_path)
         process.kill()
         process.wait()
@@ -155,26 +104,16 @@ def test_killed_demo_leaves_no_server(tmp_path: Path) -> None:
 
 def test_ctrl_c_in_a_terminal_group(tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to the whole foreground group; the server still ends in order."""
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(
-            demo_command(tmp_path, "ok", "--keep-serving"),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
+    with DEMO.started(tmp_path, "ok", "--keep-serving", session=True) as process:
         assert wait_for(lambda: "until Ctrl-C" in (tmp_path / "out").read_text(), 60)
         pids = pids_of(tmp_path)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
     assert all_gone(pids)
 
 
 def test_keep_serving_tells_when_the_server_ends(tmp_path: Path) -> None:
-    with started_demo(tmp_path, "ok", "--keep-serving") as process:
+    with DEMO.started(tmp_path, "ok", "--keep-serving") as process:
         out = tmp_path / "out"
         assert wait_for(lambda: "until Ctrl-C" in out.read_text(), 60)
         os.kill(pids_of(tmp_path)[0], signal.SIGKILL)

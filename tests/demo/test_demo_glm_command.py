@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ascend_demo.glm import DRAFT, TARGET, VARIANTS, server_command
-from fakes import HERE, all_gone, pids_file, pids_of
+from commands import BAD_ARGUMENTS, FAILURES, DemoCommand, work_of
+from fakes import all_gone, pids_of
 
-RUNNER = str(HERE / "run_demo_glm_with_fake.py")
+DEMO = DemoCommand("run_demo_glm_with_fake.py")
 NAMES = [variant.name for variant in VARIANTS]
-
-
-def command(folder: Path, mode: str, *arguments: str) -> list[str]:
-    return [sys.executable, RUNNER, str(folder), mode, *arguments]
-
-
-def run_demo(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder, mode, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env={**os.environ, "COLUMNS": "200"},  # no sentence of a table is broken
-    )
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("whole")
-    done = run_demo(folder, "ok", "--json", str(folder / "report.json"))
+    done = DEMO.run(folder, "ok", "--json", str(folder / "report.json"))
     assert done.returncode == 0, done.stderr
     assert all_gone(pids_of(folder))
-    assert not Path((folder / "work").read_text()).exists()
+    assert not work_of(folder).exists()
     report = json.loads((folder / "report.json").read_text())
     outcomes = {outcome["variant"]["name"]: outcome for outcome in report["outcomes"]}
     return {"out": done.stdout, "report": report, "outcomes": outcomes}
@@ -103,7 +86,7 @@ def test_tables_are_printed(whole: dict[str, Any]) -> None:
 
 
 def test_a_profile_without_the_operator_shows_the_reason(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "ok", "--profile", "A2", "--variant", "dflash")
+    done = DEMO.run(tmp_path, "ok", "--profile", "A2", "--variant", "dflash")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "flash_attn with device" in line]
     assert ["broken" in line for line in lines] == [True, True]  # target and draft
@@ -113,57 +96,32 @@ def test_a_profile_without_the_operator_shows_the_reason(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--profile", "A9"), 1, "--profile A9"),
-        (("--json", "/no/such/folder/x.json"), 1, "--json: found '/no/such/folder/x.json'"),
+        *BAD_ARGUMENTS,
         (("--draft", "/no/such/draft"), 1, "--draft: found /no/such/draft without config.json"),
         (("--draft", str(TARGET)), 1, "--draft: found architectures ['GlmMoeDsaForCausalLM']"),
         (("--variant", "eagle"), 2, "invalid choice: 'eagle'"),
-        (("--port", "70000"), 2, "found '70000', allowed 1 to 65535"),
     ],
 )
 def test_bad_arguments_start_nothing(
     tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    done = run_demo(tmp_path, "ok", *arguments)
-    assert done.returncode == code
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not pids_file(tmp_path).exists()
+    DEMO.assert_starts_nothing(tmp_path, arguments, code, message)
 
 
 @pytest.mark.parametrize(
-    ("mode", "code", "message"),
-    [
-        ("crash", 4, "RuntimeError: no such model [/x]"),
-        ("refuses", 5, "too long for the model"),
-        ("no-metrics", 5, "request 'warm-up' failed"),
-        ("no-routing", 5, "the server wrote no routing table"),
-    ],
+    ("mode", "code", "message"), [*FAILURES, ("no-metrics", 5, "request 'warm-up' failed")]
 )
 def test_failures_end_with_their_code(tmp_path: Path, mode: str, code: int, message: str) -> None:
-    report = tmp_path / "report.json"
-    done = run_demo(tmp_path, mode, "--variant", "dflash", "--json", str(report))
-    assert done.returncode == code, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not report.exists()
-    assert all_gone(pids_of(tmp_path))
+    DEMO.assert_fails(tmp_path, mode, code, message, "--variant", "dflash")
 
 
 def test_ctrl_c_while_a_server_starts_ends_it(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(
-            command(tmp_path, "hang"), stdout=out, stderr=subprocess.STDOUT, text=True
-        )
-    try:
+    with DEMO.started(tmp_path, "hang") as process:
         pids = pids_of(tmp_path)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
-    finally:
-        process.kill()
-        process.wait()
     assert all_gone(pids)
-    assert not Path((tmp_path / "work").read_text()).exists()
+    assert not work_of(tmp_path).exists()
     assert "interrupted; the server was ended" in (tmp_path / "out").read_text()
 
 
