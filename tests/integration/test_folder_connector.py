@@ -12,7 +12,12 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from ascend_vllm_plugin import StoredKeysError, folder_connector, model_digest
+from ascend_vllm_plugin import (
+    ConnectorSettingError,
+    StoredKeysError,
+    folder_connector,
+    model_digest,
+)
 from ascend_vllm_plugin.folder_connector import FolderConnector, Transfer, read_rows, write_rows
 from ascend_vllm_plugin.kv_store import StoredPrompt
 
@@ -259,6 +264,12 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
     with pytest.raises(StoredKeysError, match=reason):
         write_rows(mine, rows, transfer, BLOCK)
     assert all(torch.equal(mine[name], before[name]) for name in mine)
+
+
+def test_caches_with_block_tables_of_their_own_are_refused(tmp_path: Path) -> None:
+    groups: Any = SimpleNamespace(kv_cache_groups=[SimpleNamespace(), SimpleNamespace()])
+    with pytest.raises(ConnectorSettingError, match="used with 2 groups"):
+        FolderConnector(engine(tmp_path, "kv_both"), KVConnectorRole.WORKER, groups)
 
 
 def test_vllms_factory_makes_it_and_keeps_caches_in_one_group(tmp_path: Path) -> None:

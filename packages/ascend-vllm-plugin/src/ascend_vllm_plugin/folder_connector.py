@@ -29,7 +29,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from ascend_vllm_plugin.errors import StoredKeysError
+from ascend_vllm_plugin.errors import ConnectorSettingError, StoredKeysError
 from ascend_vllm_plugin.kv_store import (
     KeyStore,
     StoredPrompt,
@@ -89,7 +89,8 @@ class FolderConnector(TransferWindows, KVConnectorBase_V1):
     """See this module; the scheduler and each worker have an instance of their own.
 
     Raises:
-        ConnectorSettingError: the folder does not exist, or there are unknown settings.
+        ConnectorSettingError: the folder does not exist, there are unknown settings, or vLLM keeps
+            the caches of the model in several groups, with block tables of their own.
     """
 
     def __init__(
@@ -100,8 +101,10 @@ class FolderConnector(TransferWindows, KVConnectorBase_V1):
         self._rank, self._ranks = parallel.rank, parallel.world_size
         self._store = KeyStore(store_folder(transfer.kv_connector_extra_config), self._ranks)
         self._loads, self._saves = transfer.is_kv_consumer, transfer.is_kv_producer
-        # vLLM gives several groups only to connectors that say that they can tell them apart.
-        (group,) = kv_cache_config.kv_cache_groups
+        (group, *others) = kv_cache_config.kv_cache_groups
+        if others:
+            found = f"used with {1 + len(others)} groups of caches"
+            raise ConnectorSettingError("FolderConnector", found, "models with one group")
         self._block_size = group.kv_cache_spec.block_size
         self._unsaved: dict[str, Request] = {}
         self._matches: dict[str, Transfer] = {}
