@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from typing import Any
 
 import pytest
 import torch
+from npu_path import basic_functions
+from npu_path.basic_functions import Function, Private, Tensors, inputs
 from torch.nn import functional
 
+from ascend_attn_ops.aclnn_abi import signature
 from ascend_attn_ops.emulator import Emulator
+from ascend_attn_ops.emulator.dispatch import load_kernels
+from ascend_attn_ops.providers import aclnn
 
-Function = Callable[[dict[str, torch.Tensor]], Any]
-
-
-def inputs() -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(2)
-    return {
-        "x": torch.randn(3, 4, generator=g),
-        "y": torch.randn(3, 4, generator=g),
-        "h": torch.randn(2, 3, 4, generator=g).half(),
-        "w": torch.randn(5, 4, generator=g),
-        "i": torch.randint(1, 9, (3, 4), generator=g, dtype=torch.int32),
-        "k": torch.tensor([2, 0, 1]),
-        "m": torch.randn(3, 4, generator=g) > 0,
-        "scalar": torch.tensor(2.5),
-    }
-
-
-FUNCTIONS: dict[str, Function] = {
+# Calls as they are written, many of several operators; basic_functions has the others.
+WRITTEN: dict[str, Function] = {
     "add": lambda a: a["x"] + a["y"],
     "add_number": lambda a: a["x"] + 2,
     "add_scaled": lambda a: torch.add(a["x"], a["y"], alpha=3),
@@ -37,10 +26,10 @@ FUNCTIONS: dict[str, Function] = {
     "multiply": lambda a: a["x"] * a["y"],
     "multiply_by_tensor_number": lambda a: a["x"] * a["scalar"],
     "divide": lambda a: a["x"] / a["y"],
-    "floor_divide": lambda a: a["i"] // 3,
+    "floor_divide_integers": lambda a: a["i"] // 3,
     "divide_integers": lambda a: torch.div(a["i"], 3, rounding_mode="trunc"),
-    "remainder": lambda a: a["i"] % 3,
-    "power": lambda a: a["x"] ** 2,
+    "remainder_of_integers": lambda a: a["i"] % 3,
+    "square": lambda a: a["x"] ** 2,
     "in_place": lambda a: a["x"].clone().add_(a["y"]).mul_(2).sub_(1).div_(3),
     "fused_in_place": lambda a: a["x"].clone().addcmul_(a["x"], a["y"], value=2).addcdiv_(
         a["y"], a["i"].float()),
@@ -49,9 +38,9 @@ FUNCTIONS: dict[str, Function] = {
     "bits": lambda a: (a["i"] & 3) | (a["i"] ^ 5),
     "logical": lambda a: torch.logical_or(a["m"], ~a["m"]),
     "clamp": lambda a: a["x"].clamp(-0.5, 0.5),
-    "clamp_min": lambda a: a["i"].clamp(min=3),
+    "clamp_min_integer": lambda a: a["i"].clamp(min=3),
     "clamp_by_tensor": lambda a: torch.clamp(a["x"], min=a["y"]),
-    "maximum": lambda a: torch.maximum(a["x"], a["y"]),
+    "maximum_of_two": lambda a: torch.maximum(a["x"], a["y"]),
     "where": lambda a: torch.where(a["m"], a["x"], a["y"]),
     "where_number": lambda a: torch.where(a["m"], a["x"], 0.0),
     "masked_fill": lambda a: a["x"].masked_fill(a["m"], float("-inf")),
@@ -70,7 +59,7 @@ FUNCTIONS: dict[str, Function] = {
     "sum": lambda a: a["x"].sum(),
     "sum_rows": lambda a: a["x"].sum(1, keepdim=True),
     "mean": lambda a: a["x"].mean(0),
-    "extremes": lambda a: (a["x"].max(1), a["x"].amin(0), a["x"].argmax(1)),
+    "extremes_of_rows": lambda a: (a["x"].max(1), a["x"].amin(0), a["x"].argmax(1)),
     "any_and_all": lambda a: (a["m"].any(), a["m"].all(1)),
     "cumsum": lambda a: a["i"].cumsum(1),
     "cummax": lambda a: a["i"].cummax(0),
@@ -119,7 +108,23 @@ FUNCTIONS: dict[str, Function] = {
     "equal": lambda a: (torch.equal(a["x"], a["x"]), torch.allclose(a["x"], a["y"])),
 }  # fmt: skip
 
+FUNCTIONS = WRITTEN | basic_functions.FUNCTIONS
+assert len(FUNCTIONS) == len(WRITTEN) + len(basic_functions.FUNCTIONS)
 VIEWS = ("print", "split")  # no operator is needed
+# No input has a part in these, or the answer does not depend on which one it is.
+CONSTANT = (
+    "logical", "finite", "arange", "full", "eye_and_triangle", "index_nothing", "one_hot", "equal",
+    "trunc", "logical_not", "logical_not_", "unique",
+)  # fmt: skip
+BASIC = ("elementwise", "indexing", "linear", "reductions")
+
+
+@pytest.fixture
+def vendor(npu: Emulator) -> Any:
+    import torch_npu
+
+    torch_npu.npu.config.allow_internal_format = True
+    return torch_npu
 
 
 def flat(value: Any) -> list[Any]:
@@ -128,20 +133,92 @@ def flat(value: Any) -> list[Any]:
     return [value]
 
 
+def on_npu(host: Tensors) -> Tensors:
+    return {key: tensor.npu() for key, tensor in host.items()}
+
+
+def different(found: Any, wanted: Any) -> list[str]:
+    """What differs between results of the NPU and of the CPU."""
+    pairs = zip(flat(found), flat(wanted), strict=True)
+    return [text for one, other in pairs if (text := _difference(one, other))]
+
+
+def _difference(one: Any, other: Any) -> str:
+    if not isinstance(other, torch.Tensor):
+        return "" if one == pytest.approx(other) else f"{one} is not {other}"
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return f"{one.dtype}{list(one.shape)} is not {other.dtype}{list(other.shape)}"
+    tolerance = 2e-3 if other.dtype == torch.float16 else 1e-5
+    close = torch.allclose(one.cpu(), other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return "" if close else f"{one} is not {other}"
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_equals_the_cpu(name: str, npu: Emulator) -> None:
-    host = inputs()
-    wanted = flat(FUNCTIONS[name](host))
+    function = FUNCTIONS[name]
     with npu.record() as seen:
-        found = flat(FUNCTIONS[name]({key: tensor.npu() for key, tensor in host.items()}))
-    for one, other in zip(found, wanted, strict=True):
-        if not isinstance(other, torch.Tensor):
-            assert one == pytest.approx(other)
-            continue
-        assert (one.device.type, one.shape, one.dtype) == ("npu", other.shape, other.dtype)
-        tolerance = 2e-3 if other.dtype == torch.float16 else 1e-5
-        torch.testing.assert_close(one.cpu(), other, rtol=tolerance, atol=tolerance)
+        found = function(on_npu(inputs()))
+    assert all(t.device.type == "npu" for t in flat(found) if isinstance(t, torch.Tensor))
+    assert different(found, function(inputs())) == []
     assert seen.operators or name in VIEWS  # nothing fell back to the CPU unseen
+    if name not in CONSTANT:
+        assert different(found, function(inputs(5))), "other inputs were not noticed"
+
+
+@pytest.mark.parametrize("name", basic_functions.VENDOR)
+def test_functions_of_torch_npu_equal_torch_on_the_cpu(name: str, vendor: Any) -> None:
+    function, wanted = basic_functions.VENDOR[name]
+    found = function(vendor, on_npu(inputs()))
+    assert different(found, wanted(inputs())) == []
+    assert different(found, wanted(inputs(5))), "other inputs were not noticed"
+
+
+def directly(operator: str, host: Tensors) -> list[torch.Tensor]:
+    """What a direct call of an operator writes; its outputs are as large as they have to be."""
+    given, function = basic_functions.DIRECT[operator]
+    with contextlib.ExitStack() as stack, aclnn.Runtime() as runtime:
+
+        def uploaded(value: torch.Tensor, **options: Any) -> aclnn.DeviceTensor:
+            return stack.enter_context(runtime.upload(value, **options))
+
+        arguments = {
+            name: uploaded(host[value], fractal_nz=isinstance(value, Private))
+            if isinstance(value, str)
+            else value
+            for name, value in given.items()
+        }
+        outputs = [p for p in signature(operator).parameters if p.role == "output"]
+        made = [uploaded(torch.zeros_like(like)) for like in flat(function(host))]
+        if [p.kind for p in outputs] == ["tensors"]:
+            arguments[outputs[0].name] = made
+        elif outputs:
+            arguments |= {p.name: tensor for p, tensor in zip(outputs, made, strict=True)}
+        else:
+            made = [arguments["self_ref"]]
+        runtime.call(operator, arguments)
+        return [tensor.torch() for tensor in made]
+
+
+@pytest.mark.parametrize("operator", basic_functions.DIRECT)
+def test_direct_calls_equal_torch_on_the_cpu(operator: str, npu: Emulator) -> None:
+    _, function = basic_functions.DIRECT[operator]
+    found = directly(operator, inputs())
+    assert different(found, function(inputs())) == []
+    assert different(found, function(inputs(5))), "other inputs were not noticed"
+
+
+def test_every_basic_operator_is_compared(npu: Emulator, vendor: Any) -> None:
+    with npu.record() as seen:
+        for name in FUNCTIONS:
+            FUNCTIONS[name](on_npu(inputs()))
+        for function, _ in basic_functions.VENDOR.values():
+            function(vendor, on_npu(inputs()))
+        for operator in basic_functions.DIRECT:
+            directly(operator, inputs())
+    modules = {name: entry.kernel.__module__ for name, entry in load_kernels().items()}
+    basic = {name for name, module in modules.items() if module.rpartition(".")[2] in BASIC}
+    assert len(basic) > 250
+    assert basic - set(seen.operators) == set()
 
 
 def test_a_missing_kernel_is_noticed(npu: Emulator) -> None:
@@ -167,6 +244,21 @@ def test_random_numbers_follow_the_seed(npu: Emulator) -> None:
     assert gaussian.min() < 0 < gaussian.max()
     assert 0 <= integers.min() <= integers.max() < 9
     assert sorted(order.tolist()) == list(range(9))
+
+
+def test_other_distributions_are_those_that_were_asked_for(npu: Emulator) -> None:
+    torch.npu.manual_seed(5)
+    chance = torch.full((4000,), 0.3, device="npu")
+    for drawn in (torch.bernoulli(chance), torch.empty(4000, device="npu").bernoulli_(0.3)):
+        assert drawn.cpu().unique().tolist() == [0.0, 1.0]
+        assert drawn.mean().item() == pytest.approx(0.3, abs=0.05)
+    waits = torch.empty(4000, device="npu").exponential_(2.0)
+    assert waits.min().item() > 0
+    assert waits.mean().item() == pytest.approx(0.5, abs=0.05)
+    weights = torch.tensor([0.1, 0.0, 0.2, 0.7], device="npu")
+    assert sorted(torch.multinomial(weights, 3).tolist()) == [0, 2, 3]
+    often = torch.multinomial(weights, 4000, replacement=True).bincount(minlength=4).cpu() / 4000
+    assert often.tolist() == pytest.approx(weights.tolist(), abs=0.05)
 
 
 def test_dropout_keeps_the_share_that_it_should(npu: Emulator) -> None:

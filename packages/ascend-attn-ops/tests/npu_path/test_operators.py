@@ -15,7 +15,8 @@ from npu_path.expected_calls import NAMES, ON_A5, expected_call
 from npu_path.support import DEFAULT_TOLERANCE, Case, copied, differences, on_npu, results
 
 import ascend_attn_ops as ops
-from ascend_attn_ops.emulator import Call, Emulator
+from ascend_attn_ops.emulator import Call, Emulator, emulated_profile
+from ascend_attn_ops.emulator.dispatch import load_kernels
 
 IDS = [f"{case.op}-{case.name}" for case in CASES]
 SERVED = {name for name, _ in NAMES.values()} | {
@@ -114,3 +115,39 @@ def test_the_sanitizer_names_a_bad_value_of_an_npu_tensor(npu: Emulator) -> None
 def test_every_torch_npu_provider_has_a_case() -> None:
     providers = {op.name for op in ops.all_operators() if "torch_npu" in op.providers}
     assert providers == {case.op for case in CASES}
+
+
+# Emulated attention operators that no case reaches, and where they are compared instead.
+ELSEWHERE = {
+    "aclnnFlashAttn": "test_cann_ops_transformer.py",
+    "aclnnFlashAttnMetadata": "test_cann_ops_transformer.py",
+    "aclnnFlashAttentionScore": "test_basic_operators.py, as torch's attention",
+    "aclnnFlashAttentionScoreV4": "test_basic_operators.py, as torch's attention on A5",
+    "aclnnKvRmsNormRopeCacheV2": "the kernel of version 1; its new argument is refused",
+    "aclnnRotaryPositionEmbedding": "the kernel of version 2, of which torch_npu calls the latter",
+}
+BASIC_KERNELS = ("elementwise", "indexing", "linear", "random_numbers", "reductions")
+
+
+def test_every_emulated_attention_operator_is_compared_and_controlled(npu: Emulator) -> None:
+    """On each product that has it: a case is a comparison and a control."""
+    kernels = {name: entry.kernel for name, entry in load_kernels().items()}
+    attention = {
+        name
+        for name, function in kernels.items()
+        if function.__module__.startswith("ascend_attn_ops.")
+        and function.__module__.rpartition(".")[2] not in BASIC_KERNELS
+    }
+    reached = {
+        expected_call(case, profile)[0]
+        for case in CASES
+        for profile in map(emulated_profile, case.families)
+        if profile.operator(case.op).supported is not False
+    }
+    assert attention - reached == set(ELSEWHERE)
+    assert {name for name in reached if name.startswith("aclnn")} <= attention
+    for older, newer in (
+        ("aclnnKvRmsNormRopeCacheV2", "aclnnKvRmsNormRopeCache"),
+        ("aclnnRotaryPositionEmbedding", "aclnnRotaryPositionEmbeddingV2"),
+    ):
+        assert kernels[older] is kernels[newer]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..abi import NOT_EMULATED, AclnnError
 from ..dispatch import kernel
 
 _REDUCE = {0: None, 1: "add", 2: "multiply"}  # reduce of aclnnScatter
@@ -34,7 +35,7 @@ kernel("aclnnInplaceIndexCopy")(lambda a: a.self_ref.index_copy(a.dim, a.index.l
 kernel("aclnnIndexAdd", "aclnnIndexAddV2")(
     lambda a: a.self.index_add(a.dim, a.index, a.source, alpha=a.alpha)
 )
-kernel("aclnnGather", "aclnnGatherV3")(lambda a: a.self.gather(a.dim, a.index.long()))
+kernel("aclnnGather")(lambda a: a.self.gather(a.dim, a.index.long()))
 kernel("aclnnScatterAdd")(lambda a: a.self.scatter_add(a.dim, a.index.long(), a.src))
 kernel("aclnnTake")(lambda a: torch.take(a.self, a.index.long()))
 kernel("aclnnCat")(lambda a: torch.cat(a.tensors, a.dim))
@@ -100,6 +101,15 @@ def search_sorted(a: Any) -> torch.Tensor:
     """Positions at which values keep the sequence sorted."""
     values = a.self if isinstance(a.self, torch.Tensor) else torch.tensor(a.self)
     return torch.searchsorted(a.sorted_sequence, values, right=a.right, sorter=a.sorter)
+
+
+@kernel("aclnnGatherV3")
+def gather_slices(a: Any) -> torch.Tensor:
+    """Whole slices along ``dim``, one for each entry of ``index``, which may have any rank."""
+    if a.batch_dims:
+        raise AclnnError(NOT_EMULATED, f"batch_dims {a.batch_dims} is not emulated, only 0")
+    shape = (*a.self.shape[: a.dim], *a.index.shape, *a.self.shape[a.dim + 1 :])
+    return a.self.index_select(a.dim, a.index.flatten()).view(shape)  # type: ignore[no-any-return]
 
 
 @kernel("aclnnSplitWithSize")
