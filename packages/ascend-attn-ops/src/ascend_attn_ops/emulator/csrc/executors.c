@@ -150,6 +150,7 @@ void *emulator_resolve(int op, const uint64_t *registers, const uint64_t *stack)
     }
     emulator_refuse(ACLNN_NOT_EMULATED,
                     "%s is not emulated%s", emulator_operator_names[op],
-                    dump ? "" : "; the emulator's dump mode shows its arguments");
+                    dump ? "" : "; `--dump` shows its arguments, "
+                                "ascend_attn_ops.emulator.kernel adds it (docs/emulator.md)");
     return (void *)refuse_call;
 }
