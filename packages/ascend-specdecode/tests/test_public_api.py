@@ -105,6 +105,7 @@ PUBLIC_NAMES = {
     "prometheus_collector",
     "propose_ngram",
     "rejection_sample",
+    "rejection_sample_logits",
     "rejection_sample_tree",
     "rejection_sample_tree_with",
     "rejection_sample_with",

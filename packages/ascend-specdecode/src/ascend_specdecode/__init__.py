@@ -71,6 +71,7 @@ from ascend_specdecode.protocols import (
 )
 from ascend_specdecode.random_streams import Purpose, uniforms
 from ascend_specdecode.rejection import rejection_sample, rejection_sample_with
+from ascend_specdecode.rejection_logits import rejection_sample_logits
 from ascend_specdecode.requests import (
     Cancelled,
     CancelReason,
@@ -205,6 +206,7 @@ __all__ = [
     "prometheus_collector",
     "propose_ngram",
     "rejection_sample",
+    "rejection_sample_logits",
     "rejection_sample_tree",
     "rejection_sample_tree_with",
     "rejection_sample_with",

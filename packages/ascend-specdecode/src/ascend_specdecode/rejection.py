@@ -30,7 +30,7 @@ from ascend_specdecode.tensors import (
 )
 from ascend_specdecode.verification import check_counts, count_leading, emit
 
-_LEFT_OVER: Final = 2.0**-100
+LEFT_OVER: Final = 2.0**-100
 """Share of the target's own weight that a residual keeps.
 
 Far below rounding, so the distribution is not changed; but where rounding makes the rest of a
@@ -196,7 +196,7 @@ def residual(target: Tensor, draft: Tensor, out: Tensor) -> Tensor:
     A share of 2^-100 of the target is left: see the module's constant.
     """
     torch.sub(target, draft, out=out)
-    return out.clamp_(min=0).add_(target, alpha=_LEFT_OVER)
+    return out.clamp_(min=0).add_(target, alpha=LEFT_OVER)
 
 
 @attrs.frozen(eq=False)
@@ -246,7 +246,7 @@ class _Step:
             return weights
         at = self.accepted[rows].clamp(max=self.tokens.shape[1] - 1).unsqueeze(1)
         token = self.tokens[rows].gather(1, at).clamp(0, weights.shape[1] - 1)
-        share = torch.where(self.rejected[rows].unsqueeze(1), _LEFT_OVER, 1.0).to(weights.dtype)
+        share = torch.where(self.rejected[rows].unsqueeze(1), LEFT_OVER, 1.0).to(weights.dtype)
         return weights.scatter_(1, token, weights.gather(1, token) * share)
 
     def _residuals_by_row(self, rows: slice, draft_probs: Tensor) -> Tensor:
@@ -284,14 +284,34 @@ def check_step(
     Raises:
         ArgumentError: names the argument, what was found and what is allowed.
     """
-    _check_layout(draft_tokens, target_probs, draft_probs, num_draft_tokens)
+    check_draft(draft_tokens, "target_probs", target_probs, draft_probs, num_draft_tokens)
     if draft_tokens.device.type == "cpu":
-        _check_values(draft_tokens, target_probs, draft_probs, num_draft_tokens)
+        used = torch.arange(draft_tokens.shape[1] + 1) <= num_draft_tokens.unsqueeze(1)
+        check_distributions("target_probs", target_probs, used)
+
+
+def check_draft(
+    draft_tokens: Tensor,
+    target_name: str,
+    target: Tensor,
+    draft_probs: Tensor | None,
+    num_draft_tokens: Tensor,
+) -> None:
+    """Refuse bad layouts of all, and bad values of all but the target's.
+
+    Raises:
+        ArgumentError: names the argument (the target's is ``target_name``), what was found and
+            what is allowed.
+    """
+    _check_layout(draft_tokens, target_name, target, draft_probs, num_draft_tokens)
+    if draft_tokens.device.type == "cpu":
+        _check_values(draft_tokens, target.shape[2], draft_probs, num_draft_tokens)
 
 
 def _check_layout(
     draft_tokens: Tensor,
-    target_probs: Tensor,
+    target_name: str,
+    target: Tensor,
     draft_probs: Tensor | None,
     num_draft_tokens: Tensor,
 ) -> None:
@@ -300,36 +320,31 @@ def _check_layout(
         check_tensors({"draft_probs": draft_probs})
     if draft_tokens.dim() != 2:
         raise ArgumentError("draft_tokens", f"shape {list(draft_tokens.shape)}", "shape [B, K]")
-    if target_probs.dim() != 3 or target_probs.shape[2] == 0:
-        found = f"shape {list(target_probs.shape)}"
-        raise ArgumentError("target_probs", found, "shape [B, K+1, V] with V >= 1")
+    if target.dim() != 3 or target.shape[2] == 0:
+        found = f"shape {list(target.shape)}"
+        raise ArgumentError(target_name, found, "shape [B, K+1, V] with V >= 1")
     batch, width = draft_tokens.shape
-    vocabulary = target_probs.shape[2]
-    check_shape("target_probs", target_probs, [batch, width + 1, vocabulary], "[B, K+1, V]")
+    vocabulary = target.shape[2]
+    check_shape(target_name, target, [batch, width + 1, vocabulary], "[B, K+1, V]")
     check_shape("num_draft_tokens", num_draft_tokens, [batch], "[B]")
-    probabilities = {"target_probs": target_probs}
+    floats = {target_name: target}
     if draft_probs is not None:
         check_shape("draft_probs", draft_probs, [batch, width, vocabulary], "[B, K, V]")
-        probabilities["draft_probs"] = draft_probs
+        floats["draft_probs"] = draft_probs
     indices = {"draft_tokens": draft_tokens, "num_draft_tokens": num_draft_tokens}
     check_indices(indices, draft_tokens.device, "draft_tokens")
-    check_probabilities(probabilities, draft_tokens.device, "draft_tokens")
+    check_probabilities(floats, draft_tokens.device, "draft_tokens")
     if draft_probs is not None:
-        check_same_dtype("draft_probs", draft_probs, "target_probs", target_probs)
+        check_same_dtype("draft_probs", draft_probs, target_name, target)
 
 
 def _check_values(
-    draft_tokens: Tensor,
-    target_probs: Tensor,
-    draft_probs: Tensor | None,
-    num_draft_tokens: Tensor,
+    draft_tokens: Tensor, vocabulary: int, draft_probs: Tensor | None, num_draft_tokens: Tensor
 ) -> None:
-    width, vocabulary = draft_tokens.shape[1], target_probs.shape[2]
+    width = draft_tokens.shape[1]
     check_counts(num_draft_tokens, width)
-    step = torch.arange(width + 1)
-    drafted = step[:width] < num_draft_tokens.unsqueeze(1)
+    drafted = torch.arange(width) < num_draft_tokens.unsqueeze(1)
     allowed = f"token ids 0..V-1 (V = {vocabulary})"
     check_range("draft_tokens", draft_tokens, allowed, most=vocabulary - 1, used=drafted)
-    check_distributions("target_probs", target_probs, step <= num_draft_tokens.unsqueeze(1))
     if draft_probs is not None:
         check_distributions("draft_probs", draft_probs, drafted)
