@@ -37,6 +37,7 @@ PARALLEL = "pytest-xdist>=3.6"  # two workers: CI has two cores
 # What the tests of the NPU path need beside the emulator: Unicorn runs its aarch64 code.
 NPU_TESTS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.112", PARALLEL, "unicorn>=2.1")
 EMULATED = ("A2", "A3", "A5")
+EMULATED_FOR_VLLM = ("A3", "A5")  # one of those that share an operator's version, and the other
 TEST_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads must not take the cores of the others
@@ -133,11 +134,11 @@ for _name in PACKAGES:
 
 @nox.session(name="tests-npu-path")
 def tests_npu_path(session: nox.Session) -> None:
-    """Our providers -> torch_npu -> aclnn, and what the host does, on each emulated family."""
-    session.install(TORCH)  # a CPU build; torch_npu's wheel works with it
+    """Our providers -> torch_npu -> aclnn, what the host does, and vLLM on an emulated NPU."""
+    _install_vllm(session)  # with a CPU build of torch; torch_npu's wheel works with it
     emulator = _source("ascend-attn-ops", "[emulator]")
-    backends = _source("ascend-attn-backends")
-    session.install(_source("ascend-hwprofile"), emulator, backends, TORCH, *NPU_TESTS)
+    others = (_source(name) for name in PACKAGES if name != "ascend-attn-ops")
+    session.install(emulator, *others, TORCH, *NPU_TESTS)
     cache = {"ASCEND_EMULATOR_CACHE": str(Path(session.create_tmp()).resolve() / "emulator")}
     environment = TEST_ENVIRONMENT | cache
     nothing_chosen = [0, 5] if session.posargs else [0]  # -k may leave a package without tests
@@ -146,6 +147,15 @@ def tests_npu_path(session: nox.Session) -> None:
         for soc in EMULATED:
             command = ("pytest", "-q", f"--ascend-emulator={soc}", "tests/npu_path")
             session.run(*command, *session.posargs, env=environment, success_codes=nothing_chosen)
+    session.chdir(ROOT / _source("ascend-vllm-plugin"))
+    for soc in EMULATED_FOR_VLLM:
+        # vLLM starts Python processes, which must be emulated as well.
+        emulated = ("python", "-m", "ascend_attn_ops.emulator", "run", "--soc", soc, "--")
+        command = ("pytest", "-q", "-n", "2", "--dist", "loadfile", "tests/npu_path")
+        session.run(
+            *emulated, *command, *session.posargs, env=environment, success_codes=nothing_chosen
+        )
+    session.chdir(ROOT / _source("ascend-attn-ops"))
     # Without an emulated NPU torch must not look for one.
     plain = environment | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     session.run("pytest", "-q", "tests/test_emulator_trampolines.py", env=plain)

@@ -1,0 +1,138 @@
+"""A whole engine of vLLM on an emulated NPU, on the standalone base.
+
+What runs is vLLM's own scheduler, worker, runner, model and sampler over torch_npu 2.13 and the
+emulated aclnn operators. Tokens are compared with those of transformers on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from npu_path import tiny_llama
+
+BLOCK = 128
+BUDGET = 64
+"""Tokens of a step: the prompts of 150 tokens take three."""
+
+
+@attrs.frozen
+class Engine:
+    """An engine that has generated twice."""
+
+    llm: Any
+    first: list[list[int]]
+    again: list[list[int]]
+    cached: list[int]
+    operators: Counter[str]
+    steps: int
+
+    @property
+    def worker(self) -> Any:
+        return self.llm.llm_engine.model_executor.driver_worker.worker
+
+
+@pytest.fixture(scope="module")
+def engine(npu: Any, model: Path) -> Iterator[Engine]:
+    from vllm import LLM
+
+    llm = LLM(
+        model=str(model),
+        dtype="float16",
+        skip_tokenizer_init=True,
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=BUDGET,
+        enable_prefix_caching=True,
+    )
+    with npu.record() as seen:
+        first, _ = generate(llm)
+    again, cached = generate(llm)
+    operators = Counter(seen.operators)
+    writes = sum(count for name, count in operators.items() if "ScatterPaKvCache" in name)
+    yield Engine(llm, first, again, cached, operators, writes // tiny_llama.LAYERS)
+    llm.llm_engine.engine_core.shutdown()
+
+
+def generate(llm: Any) -> tuple[list[list[int]], list[int]]:
+    """Greedy tokens of the prompts, and how many tokens of each prompt were cached."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=0, max_tokens=tiny_llama.NEW_TOKENS, ignore_eos=True, detokenize=False
+    )
+    given = [{"prompt_token_ids": prompt} for prompt in tiny_llama.prompts()]
+    done = llm.generate(given, sampling, use_tqdm=False)
+    return [list(one.outputs[0].token_ids) for one in done], [
+        one.num_cached_tokens or 0 for one in done
+    ]
+
+
+def test_tokens_equal_transformers(engine: Engine, model: Path) -> None:
+    expected, lead = tiny_llama.greedy(model)
+    assert lead > tiny_llama.LEAD  # float16 cannot decide otherwise
+    assert engine.first == expected
+
+
+def test_a_cached_prefix_gives_the_same_tokens(engine: Engine) -> None:
+    assert engine.again == engine.first
+    assert engine.cached == [0, 0, BLOCK]
+
+
+def test_attention_is_the_operators_of_cann(engine: Engine) -> None:
+    """One write and one attention call per layer and step; prompts in chunks, then decode."""
+    attention = sum(n for name, n in engine.operators.items() if "FusedInferAttention" in name)
+    writes = sum(n for name, n in engine.operators.items() if "ScatterPaKvCache" in name)
+    assert attention == writes
+    assert engine.steps >= sum(tiny_llama.LENGTHS) / BUDGET + tiny_llama.NEW_TOKENS - 1
+
+
+def test_model_and_cache_are_on_the_npu(engine: Engine, npu: Any) -> None:
+    runner = engine.worker.model_runner
+    assert {parameter.device.type for parameter in runner.model.parameters()} == {"npu"}
+    assert {cache.device.type for cache in runner.kv_caches} == {"npu"}
+    assert npu.live["device_bytes"] > sum(cache.nbytes for cache in runner.kv_caches)
+
+
+def test_the_cache_takes_the_memory_that_was_measured(engine: Engine, npu: Any) -> None:
+    cache_config = engine.llm.llm_engine.vllm_config.cache_config
+    caches = engine.worker.model_runner.kv_caches
+    taken = sum(cache.nbytes for cache in caches)
+    share = cache_config.gpu_memory_utilization
+    total = npu.options["memory_bytes"]
+    assert 0.8 * share * total < taken <= share * total
+    assert caches[0].shape[2] == cache_config.block_size == BLOCK
+
+
+def test_the_routing_says_where_it_ran(engine: Engine, npu: Any) -> None:
+    table = json.loads(engine.llm.collective_rpc("routing")[0])
+    assert table["mode"] == "standalone on emulated CANN"
+    assert table["profile"] == npu.profile.soc_name
+    (row,) = table["rows"]
+    assert (row["backend"], len(row["layers"])) == ("standard", tiny_llama.LAYERS)
+    assert row["backend_class"] == "ascend_vllm_plugin.npu.backends.NpuStandardBackend"
+    assert row["request"]["provider"] == "torch_npu"
+
+
+def test_a_key_in_the_wrong_slot_shows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: the comparison of tokens notices a fault of one slot."""
+    from vllm.v1.worker import block_table
+
+    from ascend_vllm_plugin.patches.kernel_dispatchers import LaunchableFunction
+    from ascend_vllm_plugin.patches.npu_slot_mapping import slot_mapping as right
+
+    def one_on(*arguments: Any, **named: Any) -> None:
+        right(*arguments, **named)
+        slots = named["slot_mapping"]
+        slots[slots >= 0] += 1
+
+    wrong = LaunchableFunction(one_on)
+    monkeypatch.setattr(block_table._COMPUTE_SLOT_MAPPING_KERNEL, "kernel", wrong)
+    engine.llm.reset_prefix_cache()
+    tokens, _ = generate(engine.llm)
+    assert tokens != engine.first

@@ -1,0 +1,98 @@
+"""Each patch of NPU mode is needed still: without it the thing that it mends fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _restored(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the patches change, as it was before."""
+    import vllm.v1.worker.block_table as block_table
+
+    from ascend_vllm_plugin.patches import npu_streams
+
+    for name in npu_streams.NAMES:
+        monkeypatch.setattr(torch.cuda, name, getattr(STOCK, name))
+    kernel = block_table.ComputeSlotMappingKernel.kernel
+    monkeypatch.setattr(block_table._COMPUTE_SLOT_MAPPING_KERNEL, "kernel", kernel)
+    vars(block_table._COMPUTE_SLOT_MAPPING_KERNEL).pop("_kernel_arg_names", None)
+
+
+def _stock() -> Any:
+    """`torch.cuda` as torch defines it."""
+    from types import SimpleNamespace
+
+    import torch.cuda.streams as streams
+
+    functions = ("stream", "current_stream", "default_stream", "set_stream")
+    own = {name: vars(torch.cuda)[name] for name in functions}
+    return SimpleNamespace(Stream=streams.Stream, Event=streams.Event, **own)
+
+
+STOCK = _stock()
+
+
+def test_there_is_a_test_for_each() -> None:
+    from ascend_vllm_plugin.patches import NPU_PATCHES
+
+    assert {patch.name for patch in NPU_PATCHES} == {"npu_streams", "npu_slot_mapping"}
+    assert all(patch.reason for patch in NPU_PATCHES)
+
+
+def copy_out() -> list[list[int]]:
+    """What vLLM's V1 runner does with the tokens of a step."""
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
+
+    output = AsyncGPUModelRunnerOutput(
+        model_runner_output=ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}),
+        sampled_token_ids=torch.tensor([[7]], dtype=torch.int32, device="npu"),
+        logprobs_tensors=None,
+        invalid_req_indices=[],
+        async_output_copy_stream=torch.cuda.Stream(),
+        vocab_size=512,
+    )
+    return [list(tokens) for tokens in output.get_output().sampled_token_ids]
+
+
+def test_streams_are_taken_from_cuda() -> None:
+    from ascend_vllm_plugin.patches import npu_streams
+
+    with pytest.raises((RuntimeError, AssertionError)):
+        copy_out()
+    assert npu_streams.apply()
+    assert copy_out() == [[7]]
+
+
+def table() -> Any:
+    from vllm.v1.worker.block_table import BlockTable
+
+    made = BlockTable(16, 2, 4, 32, False, torch.device("npu"), 16, 1)
+    made.add_row([5, 2], 0)
+    made.add_row([3], 1)
+    made.commit_block_table(2)
+    return made
+
+
+def slots() -> list[int]:
+    """Of a request's tokens 14 to 17, and of another's token 9."""
+    made = table()
+    starts = torch.tensor([0, 4, 5], dtype=torch.int32, device="npu")
+    positions = torch.tensor([14, 15, 16, 17, 9], device="npu")
+    made.compute_slot_mapping(2, starts, positions)
+    found: list[int] = made.slot_mapping.gpu.cpu().tolist()
+    return found
+
+
+def test_slots_are_computed_by_triton() -> None:
+    from ascend_vllm_plugin.patches import npu_slot_mapping
+
+    with pytest.raises(Exception, match=r"."):
+        slots()
+    assert npu_slot_mapping.apply()
+    tokens = [5 * 16 + 14, 5 * 16 + 15, 2 * 16, 2 * 16 + 1, 3 * 16 + 9]
+    assert slots() == tokens + [-1] * 27
