@@ -168,6 +168,14 @@ def test_drafts_with_a_vocabulary_of_their_own_are_not_judged(method: str) -> No
     require_fitting_draft(configuration({"vocab_size": 500}, speculative={"method": method}))
 
 
+@pytest.mark.parametrize("method", ["ngram", "custom_class", "draft_model"])
+def test_a_model_has_room_for_the_drafts_of_every_method(method: str) -> None:
+    chosen = {"method": method, "model": None, "draft_model_config": None}
+    require_fitting_draft(configuration(speculative=chosen, max_model_len=6))
+    with pytest.raises(DraftRefusedError, match=f"the draft {method} does not fit:\n.*at most 3:"):
+        require_fitting_draft(configuration(speculative=chosen, max_model_len=5))
+
+
 def test_no_draft_is_no_problem() -> None:
     config = configuration()
     config.speculative_config.draft_model_config = config.speculative_config.target_model_config

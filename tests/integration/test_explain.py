@@ -22,12 +22,19 @@ from ascend_vllm_plugin.routing import RoutingRow, RoutingTable, parse_routing
 
 pytestmark = pytest.mark.engine
 
+OURS = "ascend_vllm_plugin."
 COMMON = ["--enforce-eager", "--max-model-len", "512"]
 
 
 def speculation(draft: Path, tokens: int = 4) -> list[str]:
     """The option that adds a draft."""
     config = {"method": "dflash", "model": str(draft), "num_speculative_tokens": tokens}
+    return ["--speculative-config", json.dumps(config)]
+
+
+def drafter(model: str, tokens: int) -> list[str]:
+    """The option that adds a drafter without a model."""
+    config = {"method": "custom_class", "model": model, "num_speculative_tokens": tokens}
     return ["--speculative-config", json.dumps(config)]
 
 
@@ -45,6 +52,18 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "fp8": [str(glm), *COMMON, "--kv-cache-dtype", "fp8"],
         "fp8 as data": [str(glm), "--json", *COMMON, "--kv-cache-dtype", "fp8"],
         "k": [str(glm), *COMMON, *speculation(dflash2, tokens=8)],
+        "k without a model": [
+            str(qwen3),
+            *COMMON,
+            *drafter("ascend_vllm_plugin.NgramProposer", 511),
+        ],
+        "unknown drafter": [str(qwen3), *COMMON, *drafter(OURS + "NoSuch", 2)],
+        "list of drafts": [str(qwen3), "--speculative-config", "[1]"],
+        "no draft model": [str(qwen3), *COMMON, *speculation(folder / "nowhere")],
+        "unknown key": [str(qwen3), "--speculative-config", '{"foo": 1}'],
+        "heads": [str(make_qwen3_config(folder / "heads", num_key_value_heads=3)), *COMMON],
+        "block": [str(qwen3), *COMMON, "--block-size", "24"],
+        "wide head": [str(make_qwen3_config(folder / "wide", head_dim=1024)), *COMMON],
         "no model": [str(folder / "nowhere")],
         "no option": [str(glm), "--no-such-option"],
     }
@@ -117,7 +136,41 @@ def test_a_draft_that_does_not_fit_ends_with_1(said: dict[str, Any]) -> None:
     assert "pydantic" not in said["k"]["err"]
 
 
-@pytest.mark.parametrize(("name", "message"), [("no model", "nowhere"), ("no option", "--no-such")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "k without a model",
+            "num_speculative_tokens: found 511; allowed: at most 510: max_",
+        ),
+        (
+            "unknown drafter",
+            "vLLM cannot run this: AttributeError: Module 'ascend_vllm_plug",
+        ),
+        ("unknown key", "foo: Unexpected keyword argument (found 1)"),
+        ("heads", "vLLM cannot run this: AssertionError: num_heads (4) is not divisible"),
+        ("block", "block_size: found 24; allowed: "),
+        ("wide head", "head_size: found 1024; allowed: "),
+    ],
+)
+def test_what_cannot_run_is_refused_in_plain_words(
+    name: str, message: str, said: dict[str, Any]
+) -> None:
+    assert said[name]["code"] == 1
+    assert message in said[name]["err"]
+    assert "Traceback" not in said[name]["err"]
+    assert said[name]["out"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no model", "nowhere': there is no such folder"),
+        ("no draft model", "nowhere': there is no such folder"),
+        ("list of drafts", "--speculative-config is [1]: allowed is a JSON object"),
+        ("no option", "--no-such"),
+    ],
+)
 def test_bad_usage_ends_with_2(name: str, message: str, said: dict[str, Any]) -> None:
     assert said[name]["code"] == 2
     assert message in said[name]["err"]

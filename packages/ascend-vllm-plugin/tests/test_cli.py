@@ -1,13 +1,15 @@
 """The command line, as far as it goes without vLLM."""
 
 import os
+import socket
 
 import pytest
 
-from ascend_vllm_plugin import compat
+from ascend_vllm_plugin import ModelFolderError, PortInUseError, compat
 from ascend_vllm_plugin.cli import main
 from ascend_vllm_plugin.explain import plain_message, prepare_environment
-from ascend_vllm_plugin.serve import with_local_host
+from ascend_vllm_plugin.model_folder import require_model
+from ascend_vllm_plugin.serve import require_free_port, with_local_host
 
 COMMANDS = ("explain", "doctor", "serve", "routing")
 
@@ -80,7 +82,7 @@ class _ValidationError(ValueError):
     def errors(self):
         return [
             {"msg": "Value error, x", "ctx": {"error": ValueError("the draft does not fit")}},
-            {"msg": "Input should be greater than 0"},
+            {"msg": "Input should be greater than 0", "loc": ("k",), "input": 0},
         ]
 
 
@@ -88,11 +90,67 @@ class _ValidationError(ValueError):
     ("error", "message"),
     [
         (ValueError("plain"), "plain"),
-        (_ValidationError("noise"), "the draft does not fit\nInput should be greater than 0"),
+        (
+            _ValidationError("noise"),
+            "the draft does not fit\nk: Input should be greater than 0 (found 0)",
+        ),
+        (
+            AssertionError("4 heads for 3"),
+            "vLLM cannot run this: AssertionError: 4 heads for 3\n"
+            "(VLLM_LOGGING_LEVEL=DEBUG shows where)",
+        ),
     ],
 )
 def test_of_a_validation_error_only_the_cause_is_said(error, message):
     assert plain_message(error) == message
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "it has no config.json"),
+        ("{not json", "its config.json is no JSON"),
+        ("[]", "its config.json holds a list, not a JSON object"),
+        ("[" * 100_000, "its config.json is no JSON"),
+    ],
+)
+@pytest.mark.parametrize("command", ["explain", "serve"])
+def test_a_folder_that_is_no_model_is_refused_without_vllm(
+    command, content, reason, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(compat.metadata, "version", lambda name: "0.30.0")
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    assert main([command, str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ascend-vllm: the model '{tmp_path}': {reason}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./none", "a/b/c", "~/model", " "])
+def test_a_path_that_is_not_there_is_refused(model):
+    with pytest.raises(ModelFolderError, match=r"there is no such folder|it is empty"):
+        require_model(model)
+
+
+@pytest.mark.parametrize("model", ["owner/name", "name"])
+def test_names_of_the_hub_are_left_to_vllm(model):
+    require_model(model)
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = f"--port {port} on 127.0.0.1 cannot be used: .*in use; take another one"
+        with pytest.raises(PortInUseError, match=message):
+            require_free_port("127.0.0.1", port)
+    require_free_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70000), ("no.such.host.invalid", 80)])
+def test_a_place_where_nobody_can_listen_is_named(host, port):
+    with pytest.raises(PortInUseError, match=f"--port {port} on {host} cannot be used"):
+        require_free_port(host, port)
 
 
 @pytest.mark.usefixtures("no_vllm")

@@ -109,6 +109,14 @@ def data(**changes):
     return {**json.loads(TABLE.to_json()), **changes}
 
 
+def vars_of_plans():
+    return attrs.asdict(TABLE.plans)
+
+
+def row_with(**changes):
+    return data(rows=[{**attrs.asdict(TABLE.rows[0]), **changes}])
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -118,6 +126,14 @@ def data(**changes):
         (json.dumps(data(format=1)), "its format is 1, this version reads 2"),
         (json.dumps(data(rows=[{}])), "a field is missing or wrong"),
         (json.dumps(data(further=1)), "a field is missing or wrong"),
+        (json.dumps(data(rows=5)), "a field is missing or wrong"),
+        (json.dumps(data(speculation="ngram")), "'speculation' must be"),
+        (json.dumps(data(model=None)), "'model' must be"),
+        (json.dumps(data(plans={**vars_of_plans(), "builds": "3"})), "'builds' must be"),
+        (json.dumps(row_with(layers=[1])), "'layers' must be"),
+        (json.dumps(row_with(verdicts=[{"backend": 1, "refusals": []}])), "1 is no str"),
+        (json.dumps(row_with(gate=[{"rule": 2}])), "2 is no str"),
+        ("[" * 100_000, "recursion"),
         (b"\xff\xfe", "decode"),
     ],
 )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 
 import attrs
 
-from ascend_attn_backends import NoBackendError
 from ascend_hwprofile import HwProfileError
 from ascend_vllm_plugin.compat import require_supported_vllm
 from ascend_vllm_plugin.environment import request_simulation
-from ascend_vllm_plugin.errors import LayerRefusedError, PluginError
+from ascend_vllm_plugin.errors import PluginError
+from ascend_vllm_plugin.model_folder import require_model
 from ascend_vllm_plugin.modes import ask_for_mode
 from ascend_vllm_plugin.routing import FORMAT, read_routing
 
@@ -142,23 +144,22 @@ def _profile_option(command: argparse.ArgumentParser) -> None:
 
 def _explain(given: argparse.Namespace, further: list[str]) -> int:
     require_supported_vllm()
+    require_model(given.model)
     ask_for_mode(given.profile)
     from ascend_vllm_plugin import explain
 
     explain.prepare_environment()
     try:
         arguments = explain.engine_arguments(given.model, further)
-    except (OSError, ValueError) as error:  # no such model, or no such value of an option
+    except ValueError as error:  # no such model, or no such value of an option
         print(f"ascend-vllm: {explain.plain_message(error)}", file=sys.stderr)
         return USAGE
     try:
-        config = explain.configuration(arguments)
-    except (NoBackendError, ValueError) as error:
+        table = explain.explain(explain.configuration(arguments))
+    except Exception as error:  # noqa: BLE001 - vLLM stops at odd models with any error at all
+        if os.environ.get("VLLM_LOGGING_LEVEL") == "DEBUG":
+            traceback.print_exception(error)
         return _refused(explain.plain_message(error), as_json=given.json)
-    try:
-        table = explain.explain(config)
-    except (NoBackendError, LayerRefusedError) as error:
-        return _refused(str(error), as_json=given.json)
     print(table.to_json() if given.json else table.render())
     return DONE
 
@@ -188,6 +189,7 @@ def _serve(given: argparse.Namespace, further: list[str]) -> int:
     from ascend_vllm_plugin import serve
     from ascend_vllm_plugin.doctor import render
 
+    require_model(given.model)
     ask_for_mode(given.profile)
     problems = serve.obstacles()
     if problems:

@@ -1,4 +1,4 @@
-"""Whether a draft model fits its target and its engine, asked before any weight is loaded.
+"""Whether drafts fit their target and their engine, asked before any weight is loaded.
 
 vLLM finds some of these out when it loads or first runs the draft, and others never: a block of
 drafts that is wider than its buffers writes past them, and a draft with another vocabulary drafts
@@ -69,18 +69,19 @@ class DraftAndEngine:
 
 
 def require_fitting_draft(vllm_config: VllmConfig) -> None:
-    """Check the draft model of a configuration; there is nothing to check without one.
+    """Check the drafts of a configuration; there is nothing to check without any.
 
     Raises:
-        DraftRefusedError: it does not fit; the message has every rule that is broken.
+        DraftRefusedError: they do not fit; the message has every rule that is broken.
     """
-    subject = subject_of(vllm_config)
-    if subject is None:
+    speculative, subject = vllm_config.speculative_config, subject_of(vllm_config)
+    if speculative is None:
         return
-    refusals = [refusal for rule in RULES if (refusal := rule(subject)) is not None]
+    found = [] if subject is None else [rule(subject) for rule in RULES]
+    found.append(_length(vllm_config, speculative.num_speculative_tokens))
+    refusals = [refusal for refusal in found if refusal is not None]
     if refusals:
-        name = vllm_config.speculative_config.model  # type: ignore[union-attr]  # it has a draft
-        raise DraftRefusedError(str(name), refusals)
+        raise DraftRefusedError(str(speculative.model or speculative.method), refusals)
 
 
 def subject_of(vllm_config: VllmConfig) -> DraftAndEngine | None:
@@ -170,12 +171,13 @@ def _block_size(subject: DraftAndEngine) -> Refusal | None:
     return _refusal("num_speculative_tokens", subject.k, allowed, _BLOCK)
 
 
-def _length(subject: DraftAndEngine) -> Refusal | None:
-    longest = subject.config.model_config.max_model_len
-    if subject.k + 1 < longest:
+def _length(vllm_config: VllmConfig, k: int | None) -> Refusal | None:
+    """Holds for every way of drafting, also without a model."""
+    longest = vllm_config.model_config.max_model_len
+    if k is None or k + 1 < longest:
         return None
     allowed = f"at most {longest - 2}: max_model_len is {longest}"
-    return _refusal("num_speculative_tokens", subject.k, allowed, "vllm v1/core/sched/scheduler.py")
+    return _refusal("num_speculative_tokens", k, allowed, "vllm v1/core/sched/scheduler.py")
 
 
 def _buffers(subject: DraftAndEngine) -> Refusal | None:
@@ -217,7 +219,6 @@ RULES: tuple[Callable[[DraftAndEngine], Refusal | None], ...] = (
     _mask_token,
     _target_layers,
     _block_size,
-    _length,
     _buffers,
     _schedule,
     _candidates,

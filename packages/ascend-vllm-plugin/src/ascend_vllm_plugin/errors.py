@@ -33,6 +33,16 @@ class OptionError(PluginError, ValueError):
         self.allowed = allowed
 
 
+class EngineOptionError(PluginError, ValueError):
+    """An option of vLLM's engine has a value of a kind that vLLM does not expect there."""
+
+    def __init__(self, name: str, found: object, allowed: str) -> None:
+        super().__init__(f"{name} is {found!r}: allowed is {allowed}")
+        self.name = name
+        self.found = found
+        self.allowed = allowed
+
+
 class UnsupportedVllmError(PluginError, RuntimeError):
     """The installed vLLM is outside the supported range, or there is none."""
 
@@ -129,6 +139,18 @@ class UnknownConnectorError(PluginError, ValueError):
         self.allowed = allowed
 
 
+class ModelFolderError(PluginError, ValueError):
+    """A model that was named cannot be read."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(
+            f"the model {model!r}: {reason}; allowed is a folder with a config.json, or the name "
+            "of a model on Hugging Face's hub"
+        )
+        self.model = model
+        self.reason = reason
+
+
 class ConnectorSettingError(PluginError, ValueError):
     """A setting of a KV connector of this package is wrong."""
 
@@ -146,6 +168,15 @@ class StoredKeysError(PluginError, ValueError):
         super().__init__(f"the stored keys {path} are refused: {reason}")
         self.path = path
         self.reason = reason
+
+
+class PortInUseError(PluginError, OSError):
+    """The server cannot listen where it was told to."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(f"--port {port} on {host} cannot be used: {reason}; take another one")
+        self.host = host
+        self.port = port
 
 
 class RoutingFileError(PluginError, ValueError):

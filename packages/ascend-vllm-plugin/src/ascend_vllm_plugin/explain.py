@@ -8,12 +8,21 @@ So every layer asks for its backend just as it will when the model is served, on
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ascend_attn_backends import NoBackendError
 from ascend_vllm_plugin.compat import require_platform, single_process_defaults
 from ascend_vllm_plugin.environment import EXPLAIN, ROUTING_FILE, simulation_requested
-from ascend_vllm_plugin.errors import NpuUnavailableError, SimulationUnavailableError
+from ascend_vllm_plugin.errors import (
+    EngineOptionError,
+    ModelFolderError,
+    NpuUnavailableError,
+    PluginError,
+    SimulationUnavailableError,
+)
+from ascend_vllm_plugin.model_folder import require_model
 from ascend_vllm_plugin.modes import expected_platform
 from ascend_vllm_plugin.routing import RoutingTable, parse_routing
 
@@ -26,6 +35,10 @@ LOAD_FORMAT = "ascend_nothing"
 
 KV_CACHE_BYTES = 1 << 20
 """Size of the cache, which is never made; without one vLLM would measure the memory."""
+
+
+OBJECTS = ("speculative_config", "additional_config", "kv_transfer_config")
+"""Options that take JSON objects and that vLLM reads without a look at what they are."""
 
 
 def register_loader() -> None:
@@ -70,6 +83,10 @@ def engine_arguments(model: str, options: Sequence[str]) -> EngineArgs:
     Args:
         model: folder or name of the target.
         options: as `vllm serve` takes them; a wrong one ends the process with vLLM's message.
+
+    Raises:
+        EngineOptionError: an option that takes a JSON object has something else.
+        ModelFolderError: there is no such model, or no such draft.
     """
     from vllm import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -80,16 +97,44 @@ def engine_arguments(model: str, options: Sequence[str]) -> EngineArgs:
         add_help=False,
     )
     EngineArgs.add_cli_args(parser)
-    return EngineArgs.from_cli_args(parser.parse_args(["--model", model, *options]))
+    parsed = parser.parse_args(["--model", model, *options])
+    try:
+        arguments = EngineArgs.from_cli_args(parsed)
+    except OSError as error:
+        raise ModelFolderError(model, str(error)) from error
+    for name in OBJECTS:
+        value = getattr(arguments, name)
+        if isinstance(value, (list, str, int, float)):
+            raise EngineOptionError(f"--{name.replace('_', '-')}", value, "a JSON object")
+    draft = (arguments.speculative_config or {}).get("model")
+    if isinstance(draft, str):
+        require_model(draft)
+    return arguments
 
 
 def plain_message(error: BaseException) -> str:
-    """The message of an error; of vLLM's validation errors, what was wrong without the frame."""
+    """The message of an error, for people.
+
+    Of vLLM's validation errors what was wrong without the frame; of what neither vLLM nor this
+    package meant as a message, such as an assertion of vLLM on a model that it cannot build, what
+    it was and where to see more.
+    """
     details = getattr(error, "errors", None)
-    if not callable(details):
+    if callable(details):
+        return "\n".join(_cause(entry) for entry in details())
+    if isinstance(error, (OSError, ValueError, PluginError, NoBackendError)):
         return str(error)
-    causes = [entry.get("ctx", {}).get("error") or entry["msg"] for entry in details()]
-    return "\n".join(str(cause) for cause in causes)
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"vLLM cannot run this: {said}\n(VLLM_LOGGING_LEVEL=DEBUG shows where)"
+
+
+def _cause(entry: Mapping[str, Any]) -> str:
+    """One of the errors that pydantic found."""
+    error = entry.get("ctx", {}).get("error")
+    if error is not None:
+        return str(error)
+    place = ".".join(str(part) for part in entry["loc"])
+    return f"{place}: {entry['msg']} (found {reprlib.repr(entry['input'])})"
 
 
 def configuration(arguments: EngineArgs) -> VllmConfig:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs.validators import deep_iterable, instance_of, optional
 
 from ascend_attn_backends import AscendFlashAttentionBackend, GateTerm, Verdict
 from ascend_attn_ops import Refusal
@@ -40,13 +41,13 @@ class RoutingRow:
         gate: how draft layers stand to each term of the draft gate; empty for the target's.
     """
 
-    role: str
-    kind: str
-    layers: tuple[str, ...]
-    backend: str
-    backend_class: str
-    chosen_by: str
-    request: Mapping[str, Any]
+    role: str = attrs.field(validator=instance_of(str))
+    kind: str = attrs.field(validator=instance_of(str))
+    layers: tuple[str, ...] = attrs.field(validator=deep_iterable(instance_of(str)))
+    backend: str = attrs.field(validator=instance_of(str))
+    backend_class: str = attrs.field(validator=instance_of(str))
+    chosen_by: str = attrs.field(validator=instance_of(str))
+    request: Mapping[str, Any] = attrs.field(validator=instance_of(dict))
     verdicts: tuple[Verdict, ...]
     gate: tuple[GateTerm, ...] = ()
 
@@ -70,11 +71,11 @@ class DraftPlans:
         evictions: plans dropped for want of room.
     """
 
-    layers: int
-    per_step: int
-    builds: int
-    hits: int
-    evictions: int
+    layers: int = attrs.field(validator=instance_of(int))
+    per_step: int = attrs.field(validator=instance_of(int))
+    builds: int = attrs.field(validator=instance_of(int))
+    hits: int = attrs.field(validator=instance_of(int))
+    evictions: int = attrs.field(validator=instance_of(int))
 
     def render(self) -> str:
         """One line for people."""
@@ -98,11 +99,11 @@ class RoutingTable:
         plans: plans of the draft layers; None where no layer uses any.
     """
 
-    mode: str
-    profile: str
-    vllm: str
-    model: str
-    speculation: Mapping[str, Any] | None
+    mode: str = attrs.field(validator=instance_of(str))
+    profile: str = attrs.field(validator=instance_of(str))
+    vllm: str = attrs.field(validator=instance_of(str))
+    model: str = attrs.field(validator=instance_of(str))
+    speculation: Mapping[str, Any] | None = attrs.field(validator=optional(instance_of(dict)))
     rows: tuple[RoutingRow, ...]
     plans: DraftPlans | None = None
 
@@ -169,8 +170,9 @@ def read_routing(path: Path) -> RoutingTable:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RoutingFileError(str(path), str(error)) from error
     except (TypeError, KeyError, AttributeError) as error:
-        raise RoutingFileError(str(path), f"a field is missing or wrong: {error}") from error
-    except ValueError as error:
+        reason = error.args[0] if error.args else error  # attrs adds its records
+        raise RoutingFileError(str(path), f"a field is missing or wrong: {reason}") from error
+    except (ValueError, RecursionError) as error:
         raise RoutingFileError(str(path), str(error)) from error
 
 
@@ -195,9 +197,23 @@ def _table(data: dict[str, Any]) -> RoutingTable:
 
 def _row(data: dict[str, Any]) -> RoutingRow:
     verdicts = tuple(
-        Verdict(verdict["backend"], tuple(Refusal(**said) for said in verdict["refusals"]))
+        Verdict(
+            _read(str, verdict["backend"]),
+            tuple(Refusal(**_texts(said)) for said in verdict["refusals"]),
+        )
         for verdict in data.pop("verdicts")
     )
-    gate = tuple(GateTerm(**term) for term in data.pop("gate"))
+    gate = tuple(GateTerm(**_texts(term)) for term in data.pop("gate"))
     layers = tuple(data.pop("layers"))
     return RoutingRow(**data, layers=layers, verdicts=verdicts, gate=gate)
+
+
+def _texts(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a refusal or a term of the gate; all but the code of CANN are text."""
+    return {n: value if n == "cann_code" else _read(str, value) for n, value in fields.items()}
+
+
+def _read(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

