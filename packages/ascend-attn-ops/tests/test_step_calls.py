@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -156,12 +158,28 @@ def test_another_provider_is_asked_although_the_call_was_prepared() -> None:
 def test_values_are_checked_while_sanitizing() -> None:
     tensors = {"key": torch.zeros(2, 1, 8), "value": torch.zeros(2, 1, 8)}
     caches = {"key_cache": torch.zeros(1, 4, 1, 8), "value_cache": torch.zeros(1, 4, 1, 8)}
-    twice = {"slot_mapping": torch.tensor([3, 3]), "cache_mode": "Norm"}
+    twice = tensors | caches | {"slot_mapping": torch.tensor([3, 3])}
+    once = twice | {"slot_mapping": torch.tensor([3, 2])}
     calls = ops.StepCalls()
-    calls(ops.scatter_pa_kv_cache, tensors | caches, **twice)
+    calls(ops.scatter_pa_kv_cache, twice, cache_mode="Norm")
     for way in (calls, ops.call):
-        with ops.sanitize(), pytest.raises(ops.SanitizerError, match="slot 3"):
-            way(ops.scatter_pa_kv_cache, tensors | caches, **twice)
+        with ops.sanitize():
+            way(ops.scatter_pa_kv_cache, once, cache_mode="Norm")
+            with pytest.raises(ops.SanitizerError, match="slot 3"):
+                way(ops.scatter_pa_kv_cache, twice, cache_mode="Norm")
+
+
+def test_a_layer_that_keeps_its_calls_keeps_no_rows() -> None:
+    calls, cache = ops.StepCalls(), torch.zeros(1, 4, 1, 8)
+    rows = {"key": torch.ones(1, 1, 8), "value": torch.ones(1, 1, 8)}
+    own = rows | {"key_cache": cache, "value_cache": cache, "slot_mapping": torch.tensor([2])}
+    calls(ops.scatter_pa_kv_cache, own, cache_mode="Norm")
+    key = weakref.ref(rows.pop("key"))
+    del own
+    gc.collect()
+    assert key() is None
+    assert calls._ready
+    assert cache[0, 2].eq(1).all()
 
 
 class Recorder(TorchDispatchMode):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ascend_attn_ops import StepCalls
+
 from .errors import InvalidFieldError
 from .latent_layout import LATENT_SIZE, ROPE_SIZE
 from .paged_step import write_rows
@@ -39,6 +41,7 @@ class LatentLayer:
                 raise InvalidFieldError(name, value, "at least 1")
         self.num_heads, self.scale = num_heads, float(scale)
         self.latent_size, self.rope_size = latent_size, rope_size
+        self._writes = StepCalls()
 
     def write_kv(
         self,
@@ -61,4 +64,5 @@ class LatentLayer:
             InvalidFieldError: Fewer rows than slots.
             ascend_attn_ops.OpArgumentError: Shapes or dtypes break the operator's contract.
         """
-        write_rows(("latent", latent, latent_cache), ("rope", rope, rope_cache), slot_mapping)
+        first, second = ("latent", latent, latent_cache), ("rope", rope, rope_cache)
+        write_rows(first, second, slot_mapping, self._writes)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ascend_attn_ops import call, scatter_pa_kv_cache
+from ascend_attn_ops import StepCalls, scatter_pa_kv_cache
 
 from .errors import InvalidFieldError
 from .kv_layout import scatter_view
@@ -57,6 +57,7 @@ class PagedAttentionLayer:
             raise InvalidFieldError("num_heads", num_heads, f"a multiple of {self.num_kv_heads}")
         self.scale = float(scale)
         self.sliding_window = sliding_window
+        self._writes = StepCalls()
         self._modes = {
             causal: MaskMode.for_window(sliding_window, causal=causal) for causal in (True, False)
         }
@@ -94,7 +95,7 @@ class PagedAttentionLayer:
             "value_cache": scatter_view(value_cache),
             "slot_mapping": slot_mapping,
         }
-        call(scatter_pa_kv_cache, tensors, cache_mode="Norm")
+        self._writes(scatter_pa_kv_cache, tensors, cache_mode="Norm")
 
     def _check(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from ascend_attn_ops import call, scatter_pa_kv_cache
+from ascend_attn_ops import StepCalls, call, scatter_pa_kv_cache
 
 from .batch import AttentionBatch
 from .errors import AttentionBatchError, InvalidFieldError
@@ -146,6 +146,7 @@ def write_rows(
     first: tuple[str, torch.Tensor, torch.Tensor],
     second: tuple[str, torch.Tensor, torch.Tensor],
     slot_mapping: torch.Tensor,
+    calls: StepCalls | None = None,
 ) -> None:
     """Write two kinds of rows of the same tokens into their caches, in place.
 
@@ -154,6 +155,7 @@ def write_rows(
             ``[num_blocks, 1, block_size, size]`` (any strides).
         second: As ``first``; it may be the same.
         slot_mapping: ``[num_token_rows]`` int64; negative slots are skipped.
+        calls: Kept by a layer that writes in every step, so that its calls are checked once.
 
     Raises:
         InvalidFieldError: Fewer rows than slots.
@@ -174,7 +176,7 @@ def write_rows(
         "value_cache": scatter_view(second[2]),
         "slot_mapping": slot_mapping,
     }
-    call(scatter_pa_kv_cache, tensors, cache_mode="Norm")
+    (calls or call)(scatter_pa_kv_cache, tensors, cache_mode="Norm")
 
 
 def check_shape(name: str, tensor: torch.Tensor, rows: int, *sizes: int | None) -> None:

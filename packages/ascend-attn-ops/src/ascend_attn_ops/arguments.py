@@ -226,6 +226,13 @@ def fingerprint(args: Any) -> tuple[Any, ...]:
     return (*described, scalars(args))
 
 
+def without_lengths(fingerprint: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A fingerprint with only the number of the integers of each list."""
+    *described, scalars = fingerprint
+    counts = tuple(len(value) if value.__class__ is tuple else value for value in scalars)
+    return (*described, tuple(map(type, scalars)), counts)
+
+
 def tensors_of(args: Any) -> Iterable[torch.Tensor]:
     """All tensors of a record, lists included."""
     for parameter in parameters(args.__class__):

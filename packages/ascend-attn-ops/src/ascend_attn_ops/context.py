@@ -78,6 +78,11 @@ def current_provider() -> str | None:
     return _PROVIDER.get() or os.environ.get(PROVIDER_VARIABLE) or None
 
 
+def context_choices() -> tuple[HardwareProfile | None, str | None, bool | None]:
+    """Profile, provider and sanitizer as the context has them; None where nothing was chosen."""
+    return _PROFILE.get(), _PROVIDER.get(), _SANITIZE.get()
+
+
 def sanitizing() -> bool:
     """Whether tensor values are to be checked.
 

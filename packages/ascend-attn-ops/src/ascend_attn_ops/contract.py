@@ -83,7 +83,12 @@ Predicate = Callable[[Any, RuleContext], "str | Finding | None"]
 
 @attrs.frozen
 class Rule:
-    """One rule of a contract; see the module text."""
+    """One rule of a contract; see the module text.
+
+    Attributes:
+        reads_lengths: Whether the predicate looks at the values of lists of host integers, which
+            change from step to step. All others look at no more than how many there are.
+    """
 
     id: str
     parameter: str
@@ -94,6 +99,7 @@ class Rule:
     stage: Stage
     scope: Scope
     families: frozenset[str]
+    reads_lengths: bool
     predicate: Predicate = attrs.field(repr=False, eq=False)
 
     def concerns(self, profile: HardwareProfile | None, *, host: bool) -> bool:
@@ -235,6 +241,7 @@ class Contract(Generic[A]):
                 stage=Stage[entry.get("stage", "feature").upper()],
                 scope=Scope(entry.get("scope", "contract")),
                 families=frozenset(entry.get("families", ())),
+                reads_lengths=entry.get("reads_lengths", False),
                 predicate=self._predicates[key],
             )
         except (KeyError, ValueError) as error:
@@ -254,6 +261,20 @@ class Contract(Generic[A]):
                 if found is not None:
                     refusals.append(rule.refusal(found))
         return refusals
+
+    @cached_property
+    def length_rules(self) -> tuple[Rule, ...]:
+        """The rules that read the values of host integers, marked ``reads_lengths``."""
+        return tuple(rule for rule in self.rules if rule.reads_lengths)
+
+    def lengths_hold(self, args: A, profile: HardwareProfile | None, *, host: bool) -> bool:
+        """Whether the rules about lengths hold for arguments whose other rules do."""
+        context = RuleContext(profile, self.limits)
+        return all(
+            rule.predicate(args, context) is None
+            for rule in self.length_rules
+            if rule.concerns(profile, host=host)
+        )
 
     def broken_values(self, args: A, profile: HardwareProfile | None) -> list[Refusal]:
         """Refusals of the value and format rules; the values of NPU tensors are copied first."""

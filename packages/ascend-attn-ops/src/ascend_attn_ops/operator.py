@@ -42,8 +42,8 @@ class Provider:
         host: Whether it computes on CPU tensors and takes what only CANN refuses.
         uploads: Whether it takes CPU tensors, too, and copies them to the device and back.
         prepare: Works out what a call's lengths and tables decide, for :class:`StepCalls`: returns
-            what computes the outputs from the tensors (by name) of further calls that differ in
-            the values of their floating-point tensors alone, or None where :attr:`run` will do.
+            what computes the outputs from the tensors (by name) of further calls of the same
+            shapes, or None where :attr:`run` will do.
     """
 
     name: str

@@ -23,6 +23,9 @@ HOST_PROVIDERS = frozenset({"reference", "cpu"})
 _CACHE_SIZE = 4096
 _checked: dict[Any, tuple[HardwareProfile | None, tuple[Refusal, ...]]] = {}
 _chosen: dict[Any, tuple[HardwareProfile | None, Provider]] = {}
+_chosen_by_shape: dict[Any, tuple[HardwareProfile | None, Provider]] = {}
+"""Choices of host providers, whose gaps read no lengths, for operators whose contract says which
+rules do: these are asked in every step."""
 
 
 @cache
@@ -85,10 +88,15 @@ def _check(
     if known is not None:
         return known[1]
     refusals = tuple(_judge(op, args, profile, host=host))
-    if len(_checked) >= _CACHE_SIZE:
-        _checked.clear()
-    _checked[key] = (profile, refusals)  # keeps the profile alive: its id is part of the key
+    _remember(_checked, key, (profile, refusals))
     return refusals
+
+
+def _remember(known: dict[Any, Any], key: Any, value: tuple[HardwareProfile | None, Any]) -> None:
+    """Keep a verdict, and with it the profile, whose id is part of the key."""
+    if len(known) >= _CACHE_SIZE:
+        known.clear()
+    known[key] = value
 
 
 def _judge(
@@ -225,15 +233,22 @@ def checked_provider(
         ProviderUnavailableError: None of the providers in ``name`` takes the call.
         NoProviderError: No provider takes the call.
     """
-    key = (op.name, name, id(profile), records.fingerprint(args))
+    found = records.fingerprint(args)
+    key = (op.name, name, id(profile), found)
     known = _chosen.get(key)
     if known is not None:
         return known[1]
-    refuse(op, args, list(_check(op, args, profile, host=device_of(args) == "cpu")), profile)
+    host = device_of(args) == "cpu"
+    shape = (op.name, name, id(profile), records.without_lengths(found))
+    known = _chosen_by_shape.get(shape)
+    if known is not None and op.contract.lengths_hold(args, profile, host=host):
+        return known[1]  # a further step: the lengths have changed, and nothing else
+    refuse(op, args, list(_check(op, args, profile, host=host)), profile)
     provider = _named(op, args, profile, name) if name else select(op, args, profile)
-    if len(_chosen) >= _CACHE_SIZE:
-        _chosen.clear()
-    _chosen[key] = (profile, provider)
+    if provider.host and op.contract.length_rules:
+        _remember(_chosen_by_shape, shape, (profile, provider))
+    else:
+        _remember(_chosen, key, (profile, provider))
     return provider
 
 

@@ -7,19 +7,19 @@ That is needed where somebody follows the operators; a layer in eager mode on a 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 import torch
 
-from ascend_hwprofile import HardwareProfile
-
-from .context import current_profile, current_provider, sanitizing
+from .context import context_choices, current_profile, current_provider, sanitizing
 from .operator import Operator
 from .selection import checked_provider
 
 Tensors = Mapping[str, Any]
 """torch.Tensor or None by argument name."""
+_MOST_KINDS = 256
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
@@ -41,7 +41,8 @@ def call(op: Operator[Any], tensors: Tensors, **arguments: Any) -> Any:
 
     Args:
         op: The operator.
-        tensors: What a layer has of its own, by name; the first is present and decides on the way.
+        tensors: What differs from layer to layer or from step to step, by name; the first is
+            present and decides on the way.
         **arguments: The other arguments.
 
     Raises:
@@ -60,22 +61,26 @@ class StepCalls:
 
     The first call of a kind is checked and planned; the following ones, whose tensors have the same
     shapes, strides and dtypes, are only computed. What is not a layer's own (lengths, block table,
-    mask, scalars) belongs to the step: nobody may write it while the step lasts.
+    mask, scalars) belongs to the step: nobody may write it while the step lasts. A layer may keep
+    one for calls without any such argument.
+
+    Environment variables are read when a call is prepared, the context at every call.
     """
 
     _ready: dict[Hashable, Callable[..., Any]] = attrs.field(factory=dict, init=False)
 
     def __call__(self, op: Operator[Any], tensors: Tensors, **arguments: Any) -> Any:
         """Outputs of the operator; arguments and errors are those of :func:`call`."""
-        if is_followed(_first(tensors)) or sanitizing():
+        if is_followed(_first(tensors)):
             return call(op, tensors, **arguments)
-        judged_for = current_profile(), current_provider()
         own = [None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors.values()]
         # A tensor is hashed, and found equal, by its identity; the dictionary keeps it alive.
-        key = (op.name, *judged_for, *arguments.items(), *own)
+        key = (op.name, *context_choices(), *arguments.items(), *own)
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._ready[key] = _prepared(op, {**tensors, **arguments}, *judged_for)
+            if len(self._ready) >= _MOST_KINDS:
+                self._ready.clear()
+            ready = self._ready[key] = _prepared(op, tensors, arguments)
         return ready(**tensors)
 
 
@@ -84,16 +89,11 @@ def _first(tensors: Tensors) -> torch.Tensor:
     return first
 
 
-def _prepared(
-    op: Operator[Any],
-    arguments: Mapping[str, Any],
-    profile: HardwareProfile | None,
-    provider: str | None,
-) -> Callable[..., Any]:
-    """Check a call; what computes further ones that differ in the values of their tensors."""
-    args = op.bind(**arguments)
-    chosen = checked_provider(op, args, profile, provider)
+def _prepared(op: Operator[Any], tensors: Tensors, fixed: Mapping[str, Any]) -> Callable[..., Any]:
+    """Check a call; what computes further ones that differ in the values of ``tensors``."""
+    if sanitizing():
+        return partial(op, **fixed)
+    args = op.bind(**tensors, **fixed)
+    chosen = checked_provider(op, args, current_profile(), current_provider())
     ready = chosen.prepare(args)
-    if ready is not None:
-        return ready
-    return lambda **tensors: chosen.run(op.bind(**{**arguments, **tensors}))
+    return ready or (lambda **own: chosen.run(op.bind(**own, **fixed)))

@@ -119,6 +119,7 @@ class StandardImpl(AttentionImpl[Any]):
     """
 
     backend: ClassVar[type[BackendClass]] = AscendAttentionBackend
+    _views: tuple[torch.Tensor, torch.Tensor]
 
     def __init__(
         self,
@@ -158,6 +159,7 @@ class StandardImpl(AttentionImpl[Any]):
         if refusals:
             raise LayerRefusedError(self.backend.name, refusals)
         self._impl = self.make_impl()
+        self._cache: torch.Tensor | None = None
 
     def further_refusals(self, request: BackendRequest) -> list[Refusal]:
         """What this adapter refuses beyond the backend."""
@@ -225,5 +227,11 @@ class StandardImpl(AttentionImpl[Any]):
         return result
 
     def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of vLLM's cache [num_blocks, KN, block_size, 2 * D]: keys, then values."""
-        return kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]
+        """Views of vLLM's cache [num_blocks, KN, block_size, 2 * D]: keys, then values.
+
+        A layer has the same cache in every step, so they are made once.
+        """
+        if kv_cache is not self._cache:
+            views = kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]
+            self._cache, self._views = kv_cache, views
+        return self._views

@@ -23,7 +23,7 @@ scatter_pa_kv_cache = register(
         returns="()",
         outputs=_outputs,
         providers={
-            "cpu": Provider("cpu", providers.run_cpu, providers.gap),
+            "cpu": Provider("cpu", providers.run_cpu, providers.gap, prepare=providers.prepare_cpu),
             "reference": Provider("reference", providers.run_reference, providers.gap),
             "torch_npu": torch_npu_provider(providers.torch_npu_call),
             "aclnn": aclnn_provider("scatter_pa_kv_cache"),

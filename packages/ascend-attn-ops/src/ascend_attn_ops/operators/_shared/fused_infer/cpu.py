@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from .call import Call
-from .decode import DecodeGroup, attend_group, decode_groups, reads_in_place
+from .decode import DecodeGroup, DecodePlan, decode_groups, joined, reads_in_place
 from .flash import attend_flash, requests_together, takes_flash
 from .outputs import Results
 from .pieces import Bucket, buckets
@@ -35,7 +35,9 @@ def run_cpu(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     decoded, others = _split(call, p.spans)
     if decoded:
         *keys, values = block_caches(call, call.first_key, call.key_rope, call.first_value)
-        _decode(results, decode_groups(call, decoded), p.query, keys, values)
+        for group in decode_groups(call, decoded):
+            plan = DecodePlan.of(group, call, keys, values)
+            _decode(results, plan, p.query, keys, values)
     flash = [span for span in others if takes_flash(p, span)]
     together = requests_together(p)
     for bucket in buckets(flash, most_rows=_WHOLE, most=_WHOLE, most_runs=together):
@@ -65,7 +67,7 @@ class _DecodeStep:
     """A step in which every request with keys is decoded in place.
 
     Attributes:
-        call: Of one of its layers; only shapes, lengths and scalars of it are used.
+        call: Of one of its layers; only shapes, strides, lengths and scalars of it are used.
         groups: Its requests.
         whole: Whether there is one group, of all query rows in order.
     """
@@ -73,6 +75,7 @@ class _DecodeStep:
     call: Call
     groups: tuple[DecodeGroup, ...]
     whole: bool
+    _plans: dict[int, list[DecodePlan]] = attrs.field(factory=dict, init=False)
 
     def run(
         self,
@@ -85,12 +88,18 @@ class _DecodeStep:
         """Outputs and lse of the operator for the tensors of a layer."""
         call = self.call
         query = with_rope(query, query_rope, call)
-        *keys, values = block_caches(call, key, key_rope, value)
+        *parts, values = block_caches(call, key, key_rope, value)
+        keys = joined(parts)
+        plans = self._plans.get(len(keys))
+        if plans is None:
+            plans = [DecodePlan.of(group, call, keys, values) for group in self.groups]
+            self._plans[len(keys)] = plans
         if self.whole and not call.lse:
-            out, _ = attend_group(self.groups[0], query, keys, values, call.scale, lse=False)
+            out, _ = plans[0].attend(query, keys, values, lse=False)
             return out, query.new_empty(0, dtype=torch.float32)
         results = Results.of(call, len(query), query.dtype)
-        _decode(results, self.groups, query, keys, values)
+        for plan in plans:
+            _decode(results, plan, query, keys, values)
         return results.out, results.lse[..., None] if call.lse else results.lse.new_empty(0)
 
 
@@ -105,16 +114,14 @@ def _split(call: Call, spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
 
 def _decode(
     results: Results,
-    groups: Sequence[DecodeGroup],
+    plan: DecodePlan,
     query: torch.Tensor,
     keys: Sequence[torch.Tensor],
     value: torch.Tensor,
 ) -> None:
-    call = results.call
+    rows, call = plan.group.rows, results.call
     lse = call.lse or call.sink is not None
-    for group in groups:
-        part = attend_group(group, query[group.rows], keys, value, call.scale, lse=lse)
-        results.put(group.rows, *part)
+    results.put(rows, *plan.attend(query[rows], keys, value, lse=lse))
 
 
 def _tiled(p: Problem, spans: list[Span]) -> list[Bucket]:

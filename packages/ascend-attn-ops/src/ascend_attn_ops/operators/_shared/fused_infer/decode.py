@@ -17,6 +17,7 @@ from .call import Call
 from .problem import Span, block_caches, full_mask
 
 LARGE_BLOCK = 1 << 14  # elements of a block that is worth a kernel call of its own
+View = tuple[tuple[int, int, int], tuple[int, int, int], int]
 Piece = tuple[int, int, int, int]
 """Number of the row in its group, block id, number of its first key, and how many keys it has."""
 
@@ -89,73 +90,110 @@ def _group(members: list[Span], table: list[list[int]], size: int) -> DecodeGrou
     return DecodeGroup(rows, pieces, max(span.kv_len for span in members))
 
 
-def attend_group(
-    group: DecodeGroup,
-    query: torch.Tensor,
-    keys: Sequence[torch.Tensor],
-    value: torch.Tensor,
-    scale: float,
-    *,
-    lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of the rows of a group.
+@attrs.frozen(eq=False)
+class DecodePlan:
+    """Where the products of a group read and write; it fits all tensors of the same strides.
 
-    Args:
+    Attributes:
         group: The group of R rows.
-        query: [R, N, D] of these rows; D is the sum of the sizes of the keys' parts.
-        keys: Caches [num_blocks, KN, block_size, size], whose rows side by side are the keys.
-        value: Cache [num_blocks, KN, block_size, VD].
+        heads: N and KN.
+        key_views: For each part of the keys: per piece, sizes and strides of its keys [KN, size,
+            count] and how far behind the cache's first element they begin.
+        value_views: Likewise for the values [KN, count, VD].
         scale: Multiplies the scores.
-        lse: Whether the lse is wanted.
-
-    Returns:
-        Outputs [R, N, VD], and lse [R, N] or None.
     """
-    count, heads, _ = query.shape
-    kv_heads = value.shape[1]
-    grouped = query.reshape(count, kv_heads, heads // kv_heads, -1)
-    scores = _scores(group, grouped, _joined(keys), scale)
-    weights = torch.softmax(scores, -1)
-    out = torch.empty((*grouped.shape[:3], value.shape[3]), dtype=query.dtype)
-    _weigh(group, weights, value, out)
-    found = torch.logsumexp(scores, -1).view(count, heads) if lse else None
-    return out.view(count, heads, -1), found
+
+    group: DecodeGroup
+    heads: tuple[int, int]
+    key_views: tuple[tuple[View, ...], ...]
+    value_views: tuple[View, ...]
+    scale: float
+
+    @classmethod
+    def of(
+        cls, group: DecodeGroup, c: Call, keys: Sequence[torch.Tensor], value: torch.Tensor
+    ) -> DecodePlan:
+        """The plan for caches [num_blocks, KN, block_size, size] like these."""
+        key_views = tuple(_views(group, cache, turned=True) for cache in keys)
+        return cls(
+            group, (c.heads, c.kv_heads), key_views, _views(group, value, turned=False), c.scale
+        )
+
+    def attend(
+        self, query: torch.Tensor, keys: Sequence[torch.Tensor], value: torch.Tensor, *, lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of the group's rows.
+
+        Args:
+            query: [R, N, D] of these rows; D is the sum of the sizes of the keys' parts.
+            keys: Caches whose rows side by side are the keys.
+            value: Cache of the values.
+            lse: Whether the lse is wanted.
+
+        Returns:
+            Outputs [R, N, VD], and lse [R, N] or None.
+        """
+        (heads, kv_heads), rows = self.heads, query.shape[0]
+        grouped = query.reshape(rows, kv_heads, heads // kv_heads, -1)
+        scores = self._scores(grouped, keys)
+        weights = torch.softmax(scores, -1)
+        size = self.value_views[0][0][2]
+        out = query.new_empty((rows, kv_heads, heads // kv_heads, size))
+        sources, places, start = weights.unbind(0), out.unbind(0), value.storage_offset()
+        for piece, (sizes, strides, offset) in zip(
+            self.group.pieces, self.value_views, strict=True
+        ):
+            row, _, first, _ = piece
+            places[row].baddbmm_(
+                self._of_piece(sources, piece),
+                value.as_strided(sizes, strides, start + offset),
+                beta=1 if first else 0,
+            )
+        found = torch.logsumexp(scores, -1).view(rows, heads) if lse else None
+        return out.view(rows, heads, size), found
+
+    def _scores(self, query: torch.Tensor, keys: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[R, KN, group, width] scaled scores; -inf beyond a row's keys."""
+        group, shape = self.group, (*query.shape[:3], self.group.width)
+        scores = query.new_full(shape, float("-inf")) if group.padded else query.new_empty(shape)
+        rows = scores.unbind(0)
+        sizes = [views[0][0][1] for views in self.key_views]
+        parts = (query,) if len(keys) == 1 else query.split(sizes, -1)
+        for number, (part, cache, views) in enumerate(
+            zip(parts, keys, self.key_views, strict=True)
+        ):
+            own, start = part.unbind(0), cache.storage_offset()
+            for piece, (size, strides, offset) in zip(group.pieces, views, strict=True):
+                self._of_piece(rows, piece).baddbmm_(
+                    own[piece[0]],
+                    cache.as_strided(size, strides, start + offset),
+                    beta=1 if number else 0,
+                    alpha=self.scale,
+                )
+        return scores
+
+    def _of_piece(self, rows: Sequence[torch.Tensor], piece: Piece) -> torch.Tensor:
+        """Scores or weights [KN, group, count] of a piece in those of its row."""
+        row, _, first, count = piece
+        return rows[row] if count == self.group.width else rows[row].narrow(2, first, count)
 
 
-def _scores(
-    group: DecodeGroup, query: torch.Tensor, keys: Sequence[torch.Tensor], scale: float
-) -> torch.Tensor:
-    """[R, KN, group, width] scaled scores; -inf beyond a row's keys."""
-    shape, width = (*query.shape[:3], group.width), group.width
-    scores = query.new_full(shape, float("-inf")) if group.padded else query.new_empty(shape)
-    rows = scores.unbind(0)
-    parts = query.split([cache.shape[3] for cache in keys], -1) if len(keys) > 1 else (query,)
-    for part, (queries, cache) in enumerate(zip(parts, keys, strict=True)):
-        _, heads, _, size = cache.shape
-        (block_step, *steps), start = cache.stride(), cache.storage_offset()
-        steps, own = [steps[0], steps[2], steps[1]], queries.unbind(0)
-        for row, block, first, count in group.pieces:
-            place = rows[row] if count == width else rows[row].narrow(2, first, count)
-            turned = cache.as_strided((heads, size, count), steps, start + block * block_step)
-            place.baddbmm_(own[row], turned, beta=min(part, 1), alpha=scale)
-    return scores
+def _views(group: DecodeGroup, cache: torch.Tensor, *, turned: bool) -> tuple[View, ...]:
+    """Keys [KN, size, count], turned, or values [KN, count, size] of each piece."""
+    _, heads, _, size = cache.shape
+    block_step, head_step, token_step, element_step = cache.stride()
+    views = []
+    for _, block, _, count in group.pieces:
+        if turned:
+            sizes, strides = (heads, size, count), (head_step, element_step, token_step)
+        else:
+            sizes, strides = (heads, count, size), (head_step, token_step, element_step)
+        views.append((sizes, strides, block * block_step))
+    return tuple(views)
 
 
-def _weigh(
-    group: DecodeGroup, weights: torch.Tensor, value: torch.Tensor, out: torch.Tensor
-) -> None:
-    """Fill out [R, KN, group, VD] from weights [R, KN, group, width]."""
-    _, heads, _, size = value.shape
-    (block_step, *steps), start = value.stride(), value.storage_offset()
-    sources, places, width = weights.unbind(0), out.unbind(0), group.width
-    for row, block, first, count in group.pieces:
-        own = sources[row] if count == width else sources[row].narrow(2, first, count)
-        rows = value.as_strided((heads, count, size), steps, start + block * block_step)
-        places[row].baddbmm_(own, rows, beta=min(first, 1))
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The parts as one cache where each of their rows continues the other's in memory."""
+def joined(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Caches as one where the rows of the second continue those of the first in memory."""
     if len(parts) != 2:
         return parts
     left, right = parts
