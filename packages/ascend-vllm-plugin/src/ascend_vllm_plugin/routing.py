@@ -90,8 +90,9 @@ class RoutingTable:
     """Routing of one model.
 
     Attributes:
-        mode: `simulated`: the model runs on a CPU, with the decisions of an NPU.
-        profile: SoC or family that is simulated.
+        mode: `simulated`: the model runs on a CPU, with the decisions of an NPU; or the base of
+            NPU mode and what it runs on, such as `standalone on emulated CANN`.
+        profile: SoC that is simulated, or there.
         vllm: version of vLLM.
         model: name or folder of the model.
         speculation: method, drafter and number of draft tokens; None without.

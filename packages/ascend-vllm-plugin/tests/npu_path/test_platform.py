@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +149,25 @@ def test_the_doctor_says_so(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "emulated CANN, no NPU: standalone base (vllm-ascend is not installed)"
     )
     assert found["hardware"].found == f"emulated CANN, {npu.profile.soc_name}"
+
+
+def test_explain_asks_the_platform_of_the_npu(model: Path, npu: Any) -> None:
+    """In a process of its own: it builds a model, and leaves vLLM's ranks behind."""
+    command = ("explain", str(model), "--dtype", "float16", "--max-model-len", "256")
+    done = subprocess.run(
+        [sys.executable, "-m", "ascend_vllm_plugin", *command],
+        env={name: value for name, value in os.environ.items() if name != "ASCEND_HWPROFILE"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    heading = f"(standalone on emulated CANN {npu.profile.soc_name}, vLLM 0.30.0)"
+    assert f"Ascend attention routing {heading}" in done.stdout
+    assert (
+        "2 layers -> standard (ascend_vllm_plugin.npu.backends.NpuStandardBackend)" in done.stdout
+    )
 
 
 def test_another_profile_than_the_npus_is_refused(
