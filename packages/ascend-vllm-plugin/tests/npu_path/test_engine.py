@@ -7,6 +7,7 @@ emulated aclnn operators. Tokens are compared with those of transformers on the 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 from npu_path import tiny_llama
 
 BLOCK = 128
@@ -117,6 +119,12 @@ def test_the_routing_says_where_it_ran(engine: Engine, npu: Any) -> None:
     assert (row["backend"], len(row["layers"])) == ("standard", tiny_llama.LAYERS)
     assert row["backend_class"] == "ascend_vllm_plugin.npu.backends.NpuStandardBackend"
     assert row["request"]["provider"] == "torch_npu"
+
+
+def test_no_kernel_of_the_cpu_build_is_there(engine: Engine) -> None:
+    """NPU machines have a vLLM without C kernels; the one of these tests has them, unused."""
+    assert not hasattr(torch.ops._C, "init_cpu_memory_env")
+    assert "vllm.v1.worker.cpu_worker" not in sys.modules
 
 
 def test_a_key_in_the_wrong_slot_shows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
