@@ -62,6 +62,36 @@ def half_of_the_choice() -> Repair:
     return _replace(AscendSFAIndexerDCPImpl, "forward", make)
 
 
+def compressed_keys_forgotten() -> Repair:
+    """Tokens attend to the window alone where an indexer chose compressed keys for them."""
+    import torch
+
+    from ascend_attn_backends import AscendDSAIndexerImpl
+
+    def make(original: Any) -> Any:
+        def forward(self: Any, *args: Any) -> Any:
+            return torch.full_like(original(self, *args), -1)
+
+        return forward
+
+    return _replace(AscendDSAIndexerImpl, "forward", make)
+
+
+def states_forgotten() -> Repair:
+    """Compressors do not remember the tokens of earlier steps."""
+    from ascend_attn_backends import AscendDSACompressor
+
+    def make(original: Any) -> Any:
+        def forward(self: Any, hidden: Any, state: Any, *args: Any) -> Any:
+            for part in state:
+                part.zero_()
+            return original(self, hidden, state, *args)
+
+        return forward
+
+    return _replace(AscendDSACompressor, "forward", make)
+
+
 def drafts_off_by_one() -> Repair:
     """The drafter proposes the token after the one that it means."""
     from vllm.v1.spec_decode.eagle import EagleProposer
@@ -114,6 +144,8 @@ FAULTS = {
         latents_without_causal_mask,
         training_attention_without_causal_mask,
         half_of_the_choice,
+        compressed_keys_forgotten,
+        states_forgotten,
         drafts_off_by_one,
         only_the_own_part,
         only_rows_of_the_first_rank,

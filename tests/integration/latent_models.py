@@ -50,6 +50,35 @@ _SHARED: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+DEEPSEEK_V4: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "mlp_layer_types": ["moe"] * 3,
+    "num_attention_heads": HEADS,
+    "head_dim": 512,
+    "q_lora_rank": 64,
+    "o_groups": 2,
+    "o_lora_rank": 32,
+    "n_routed_experts": 64,  # what vLLM's kernel for CPUs routes to: 6 or 8 of 64 or more
+    "num_experts_per_tok": 6,
+    "sliding_window": 32,
+    "index_n_heads": 16,
+    "index_head_dim": 128,
+    "index_topk": 16,
+    "num_nextn_predict_layers": 0,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Layers with the window alone, with chosen compressed keys, and with all of fewer such keys."""
+
 _FOR_VLLM: dict[str, Any] = {
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
@@ -123,6 +152,46 @@ def _drafting(layers: int, share: float) -> Edit:
         _answer_with_the_next_token(weights, generator, share, layers)
 
     return edit
+
+
+def make_deepseek_v4(folder: Path) -> Path:
+    """DeepSeek-V4 with one layer of each kind; random weights, in the names of its checkpoints.
+
+    vLLM computes this model in half precision only. The choice of experts would jump with the last
+    bit of a number, so every token has the same six, with weights of its own.
+    """
+    from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
+    torch.manual_seed(0)
+    model = DeepseekV4ForCausalLM(DeepseekV4Config(**DEEPSEEK_V4)).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(2.0 * torch.arange(buffer.shape[0]))
+    model.save_pretrained(folder)
+    _edit_weights(folder, _as_in_checkpoints)
+    path = folder / "config.json"
+    written = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("layer_types", "mlp_layer_types"):  # vLLM goes by the ratios
+        del written[name]
+    ratios = {"compress_ratios": [0, 4, 128], "num_hash_layers": 0, "topk_method": "noaux_tc"}
+    path.write_text(json.dumps({**written, **ratios}, indent=1), encoding="utf-8")
+    return folder
+
+
+def _as_in_checkpoints(weights: dict[str, torch.Tensor], _: torch.Generator) -> None:
+    """Names of DeepSeek-V4's own files, where transformers writes others."""
+    renamed = {
+        name.removeprefix("model.")
+        .replace(".attn.norm.", ".attn.kv_norm.")
+        .replace("hc_head.hc_", "hc_head_")
+        .replace("embed_tokens.", "embed."): weight
+        for name, weight in weights.items()
+    }
+    weights.clear()
+    weights.update(renamed)
 
 
 def _save_glm(folder: Path) -> None:

@@ -43,6 +43,8 @@ def watch_backends() -> None:
         (backends.AscendSFAIndexerDCPImpl, "forward"),
         (backends.AscendAttentionDCPImpl, "forward"),
         (backends.AscendFAImpl, "forward"),
+        (backends.AscendDSAImpl, "forward"),
+        (backends.AscendDSAIndexerImpl, "forward"),
     ):
         engine_runner.count(cls, name, f"{cls.__name__}.{name}")
 

@@ -16,7 +16,11 @@ MIN_MARGIN = 5e-4
 
 
 def engine(
-    name: str, model: str, runs: dict[str, str | None] | None = None, **arguments: Any
+    name: str,
+    model: str,
+    runs: dict[str, str | None] | None = None,
+    prompts: list[list[int]] | None = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """An engine for the runner, with its runs: name -> fault."""
     fixed = {
@@ -28,14 +32,13 @@ def engine(
         "num_gpu_blocks_override": 64,  # what the prompts need, instead of a GiB for each engine
         "disable_log_stats": False,
     }
-    prompts = random_prompts()
     return {
         "name": name,
         "engine": {"model": model, **fixed, **arguments},
         "runs": [
             {
                 "name": run,
-                "prompts": prompts,
+                "prompts": prompts or random_prompts(),
                 "max_tokens": NUM_CONTROL_TOKENS if fault else NUM_TOKENS,
                 "fault": fault,
             }

@@ -313,7 +313,7 @@ def fake_config(**model: Any) -> Any:
     [
         (fake_config(), True),
         (fake_config(use_mla=False), False),
-        (fake_config(hf_config=SimpleNamespace(model_type="deepseek_v4")), False),
+        (fake_config(hf_config=SimpleNamespace(model_type="deepseek_v4")), True),
     ],
 )
 def test_settings_of_other_models_are_not_touched(config: Any, kept: bool) -> None:

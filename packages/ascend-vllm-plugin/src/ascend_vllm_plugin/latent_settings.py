@@ -1,8 +1,9 @@
 """Settings that vLLM's CPU platform takes away from models with latent attention.
 
 `CpuPlatform.check_and_update_config` sees a model with MLA on a CPU without AMX and thinks of its
-own backend, CPU_MLA: it forces blocks of 16 tokens, switches chunked prefill and prefix caching
-off and raises the token budget. The backends of ascend-attn-backends have none of these limits.
+own backend, CPU_MLA: it forces blocks of 16 tokens (of 256 for DeepSeek-V4), switches chunked
+prefill and prefix caching off and raises the token budget. The backends of ascend-attn-backends
+have none of these limits.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 def latent_settings_kept(vllm_config: VllmConfig) -> Iterator[None]:
     """Undo what the platform's checks change in the settings of an MLA model.
 
-    Nothing is undone for other models, for DeepSeek-V4 (whose blocks vLLM itself prescribes), and
-    where the user named a CPU backend of vLLM, whose limits are real.
+    Nothing is undone for other models, and where the user named a CPU backend of vLLM, whose limits
+    are real.
     """
     if not _ours(vllm_config):
         yield
@@ -43,6 +44,5 @@ def _ours(vllm_config: VllmConfig) -> bool:
     return (
         model is not None
         and model.use_mla
-        and model.hf_config.model_type != "deepseek_v4"
         and selection.user_choice(vllm_config.attention_config.backend) is None
     )
