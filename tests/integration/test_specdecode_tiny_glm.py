@@ -1,45 +1,42 @@
 """The draft-verify engine on the tiny trained GLM: every kind of drafter, mode and k, same tokens.
 
 What they are compared with is transformers' eager attention on the same weights, without a cache.
+The whole product of drafters, modes, k and mixes of requests is ``specdecode-matrix``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import pydoc_data.topics
 import re
-from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
+import specdecode_matrix as matrix
 import torch
 from engines import REPOSITORY
-from specdecode_runs import argmax_after, eager_model, generate
+from specdecode_runs import argmax_after, generate
 
 from ascend_specdecode import (
     ArgumentError,
     Drafter,
-    FirstDrafter,
     HiddenStateDrafter,
-    ModelDrafter,
     PromptLookupDrafter,
-    RaceDrafter,
-    SuffixDrafter,
+    run_command,
 )
 from ascend_specdecode.cli import main
 from ascend_specdecode.hf import (
     CachedTarget,
-    CausalDraftModel,
     LoadedModel,
     MtpLayer,
     MtpModel,
     load_model,
     load_mtp_layer,
-    load_target,
 )
 
 FOLDER = REPOSITORY / "assets" / "tiny_glm"
-NUM_PROMPTS, NUM_TOKENS = 16, 14
+NUM_TOKENS = 14
 
 
 @pytest.fixture(scope="module")
@@ -53,81 +50,65 @@ def layer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def texts(loaded: LoadedModel) -> list[list[int]]:
-    """The beginnings of sixteen topics of the language reference, 5 to 80 tokens."""
-    topics = sorted(pydoc_data.topics.topics.values())[:NUM_PROMPTS]
-    assert len(topics) == NUM_PROMPTS
-    return [loaded.encode(text)[: 5 + 5 * row] for row, text in enumerate(topics)]
+def subject() -> matrix.Subject:
+    return matrix.tiny_glm_subject(NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
-def plain(loaded: LoadedModel, texts: list[list[int]]) -> list[list[int]]:
-    target = load_target(loaded)
-    return generate(target, None, texts, NUM_TOKENS, num_speculative_tokens=0)[0]
+def texts(subject: matrix.Subject) -> list[list[int]]:
+    return [list(prompt) for prompt in subject.prompts]
+
+
+@pytest.fixture(scope="module")
+def plain(subject: matrix.Subject) -> list[list[int]]:
+    return [list(tokens) for tokens in subject.plain]
 
 
 def mtp(loaded: LoadedModel, layer: Any) -> Drafter:
     return HiddenStateDrafter(MtpModel(loaded.model, layer))
 
 
-DRAFTERS: dict[str, Callable[[LoadedModel, Any], Drafter]] = {
-    "mtp": mtp,
-    "n-gram": lambda *_: PromptLookupDrafter(),
-    "suffix": lambda *_: SuffixDrafter(),
-    "itself": lambda loaded, _: ModelDrafter(CausalDraftModel(loaded.model)),
-    "first": lambda *both: FirstDrafter(SuffixDrafter(), mtp(*both)),
-    "race": lambda *both: RaceDrafter(PromptLookupDrafter(), mtp(*both)),
-}
-MODES, BACKENDS = ("lockstep", "pipelined"), ("asyncio", "trio")
-CASES = [("mtp", k, MODES[k % 2], BACKENDS[k // 2 % 2]) for k in range(1, 9)]
-CASES += [("mtp", 3, "lockstep", "trio"), ("mtp", 4, "pipelined", "asyncio")]
-CASES += [
-    (name, k, mode, BACKENDS[k % 2])
-    for name in ("n-gram", "suffix", "first", "race")
-    for k, mode in ((2, "lockstep"), (7, "pipelined"))
-]
-CASES += [("itself", 3, "lockstep", "asyncio"), ("itself", 5, "pipelined", "trio")]
-
-
 def test_plain_decoding_is_the_greedy_output_of_transformers(
-    texts: list[list[int]], plain: list[list[int]]
+    subject: matrix.Subject, texts: list[list[int]], plain: list[list[int]]
 ) -> None:
-    reference = eager_model(FOLDER)
+    assert [len(prompt) for prompt in texts] == list(range(5, 85, 5))
     for prompt, tokens in zip(texts, plain, strict=True):
-        assert argmax_after(reference, prompt, tokens) == tokens
-    assert argmax_after(reference, texts[0][:-1], plain[0]) != plain[0]  # it would notice
+        assert argmax_after(subject.reference, prompt, tokens) == tokens
+    assert argmax_after(subject.reference, texts[0][:-1], plain[0]) != plain[0]  # it would notice
 
 
-@pytest.mark.parametrize(("name", "k", "mode", "backend"), CASES)
-def test_drafts_change_nothing(
-    name: str,
-    k: int,
-    mode: str,
-    backend: str,
-    loaded: LoadedModel,
-    layer: Any,
-    texts: list[list[int]],
-    plain: list[list[int]],
-) -> None:
-    target = CachedTarget(loaded.model, hidden_states=True)
-    tokens, counted = generate(
-        target,
-        DRAFTERS[name](loaded, layer),
-        texts,
-        NUM_TOKENS,
-        backend=backend,
-        num_speculative_tokens=k,
-        mode=mode,
-        max_num_batched_tokens=256,
-        prefill_chunk=32,  # the longer prompts take several steps
-    )
-    assert tokens == plain
-    assert not target.sequences
-    assert counted.drafts > 0
-    if name == "itself":  # a draft that always agrees
-        assert counted.accepted == counted.drafted
-    if name == "mtp":  # it was trained for this
-        assert counted.acceptance_per_position()[0] > 0.5
+BATCHES = list(itertools.product(matrix.MODES, matrix.MIXES))
+
+
+def test_every_drafter_meets_every_k(subject: matrix.Subject) -> None:
+    batches = [matrix.pairs_of(subject, number) for number in range(len(BATCHES))]
+    met = {pair for batch in batches for pair in batch}
+    assert met == {(name, k) for name in subject.drafters for k in range(9)}
+
+
+@pytest.mark.parametrize("number", range(len(BATCHES)))
+def test_drafts_change_nothing(number: int, subject: matrix.Subject) -> None:
+    found = matrix.run_batch(subject, number, *BATCHES[number])
+    assert found.tokens == subject.plain
+    assert not found.leaked
+    assert found.statistics.draft_errors == 0
+    assert found.statistics.acceptance_length > 1.5
+
+
+SINGLE = [("hidden states", 3, "lockstep"), ("model", 5, "pipelined"), ("branches", 8, "lockstep")]
+
+
+@pytest.mark.parametrize(("name", "k", "mode"), SINGLE)
+def test_one_drafter_for_all(name: str, k: int, mode: str, subject: matrix.Subject) -> None:
+    one = matrix.Combination(name, mode, k, "together")
+    found = matrix.run_combination(subject, one, "trio")
+    assert found.tokens == subject.plain
+    if name == "model":  # the target itself: a draft that always agrees
+        assert found.statistics.accepted == found.statistics.drafted
+    if name == "hidden states":  # the MTP layer was trained for this
+        assert found.statistics.acceptance_per_position()[0] > 0.5
+    if name == "branches":
+        assert found.statistics.drafted[0] > found.statistics.drafts
 
 
 def test_control_a_draft_layer_that_is_not_trained_guesses_little(
@@ -188,3 +169,19 @@ def test_the_command_line_runs_and_reports(
     assert (out / "report.html").is_file()
     assert main(["run", str(FOLDER), "--prompts", str(tmp_path / "none.txt")]) == 2
     assert "none.txt" in capsys.readouterr().err
+
+
+def test_the_command_line_says_so_where_drafts_cost_more_than_they_save(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(PromptLookupDrafter):
+        async def propose(self, sequences: Any, k: int) -> Any:
+            await anyio.sleep(0.1)  # a step of the target takes a tenth of that
+            return await super().propose(sequences, k)
+
+    monkeypatch.setattr(run_command, "PromptLookupDrafter", Slow)
+    asked = ["--prompt", "The import statement", "--max-new-tokens", "12"]
+    assert main(["run", str(FOLDER), *asked]) == 0
+    text = capsys.readouterr().out
+    (speed_up,) = re.findall(r"speed-up[^\d]*([\d.]+)", text)
+    assert 0 < float(speed_up) < 0.9, text
