@@ -89,8 +89,8 @@ class PagedAttentionLayer:
         if rows == 0:
             return
         tensors = {
-            "key": key[:rows].contiguous(),
-            "value": value[:rows].contiguous(),
+            "key": (key if key.shape[0] == rows else key[:rows]).contiguous(),
+            "value": (value if value.shape[0] == rows else value[:rows]).contiguous(),
             "key_cache": scatter_view(key_cache),
             "value_cache": scatter_view(value_cache),
             "slot_mapping": slot_mapping,

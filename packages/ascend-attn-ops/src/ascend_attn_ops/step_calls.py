@@ -31,7 +31,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
     return (
         torch.compiler.is_compiling()  # first: a compiler cannot follow the other questions
         or tensor.__class__ is not torch.Tensor
-        or tensor.device.type != "cpu"
+        or not tensor.is_cpu
         or torch._C._len_torch_dispatch_stack() > 0
     )
 

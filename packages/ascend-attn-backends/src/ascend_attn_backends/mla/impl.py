@@ -60,7 +60,8 @@ class AscendMLAImpl(LatentAttentionLayer):
             launch.scatter(result, output)
         if metadata.keyless_tokens is not None:
             output[:rows].masked_fill_(metadata.keyless_tokens[:, None, None], 0.0)
-        output[rows:].zero_()
+        if output.shape[0] > rows:
+            output[rows:].zero_()
         return output
 
     def forward_mqa_partial(

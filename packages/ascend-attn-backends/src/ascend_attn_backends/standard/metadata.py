@@ -37,13 +37,15 @@ class AttentionLaunch:
     def gather(self, query: torch.Tensor) -> torch.Tensor:
         """The rows of ``query`` (``[num_tokens of the step, N, D]``) that this call computes."""
         if self.token_indices is None:
-            return query[self.token_slice].contiguous()
+            rows = query if query.shape[0] == self.num_tokens else query[self.token_slice]
+            return rows.contiguous()
         return query.index_select(0, self.token_indices)
 
     def scatter(self, result: torch.Tensor, output: torch.Tensor) -> None:
         """Write the call's ``[num_tokens, N, D]`` result into its rows of ``output``."""
         if self.token_indices is None:
-            output[self.token_slice] = result
+            rows = output if output.shape[0] == self.num_tokens else output[self.token_slice]
+            rows.copy_(result)
         else:
             output.index_copy_(0, self.token_indices, result)
 

@@ -171,6 +171,7 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
     backend: ClassVar[type[BackendClass]]
     layer_class: ClassVar[type[AscendMLAImpl] | type[AscendSFAImpl]]
     layer: AscendMLAImpl | AscendSFAImpl
+    _views: Caches
 
     def __init__(
         self,
@@ -217,6 +218,7 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
             raise LayerRefusedError(self.backend.name, refusals)
         heads = num_heads * self.dcp_world_size  # vLLM gathers those of all ranks
         self.layer = self.layer_class(heads, scale, kv_lora_rank, qk_rope_head_dim)
+        self._cache: torch.Tensor | None = None
 
     def do_kv_cache_update(
         self,
@@ -233,8 +235,9 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
         """
         if kv_cache.numel():
             latent_cache, rope_cache = self.split_cache(kv_cache)
-            rope = k_pe.reshape(k_pe.shape[0], self.rope_size)
-            self.layer.write_kv(kv_c_normed, rope, latent_cache, rope_cache, slot_mapping.flatten())
+            rope = k_pe.view(k_pe.shape[0], self.rope_size)
+            slots = slot_mapping if slot_mapping.dim() == 1 else slot_mapping.flatten()
+            self.layer.write_kv(kv_c_normed, rope, latent_cache, rope_cache, slots)
 
     def forward_mqa(
         self,
@@ -266,16 +269,21 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
         raise NotImplementedError
 
     def split_cache(self, kv_cache: torch.Tensor) -> Caches:
-        """Views [num_blocks, 1, block_size, 512 and 64] of vLLM's [num_blocks, block_size, 576]."""
-        rows = kv_cache[:, None]
-        return rows[..., : self.latent_size], rows[..., self.latent_size :]
+        """Views [num_blocks, 1, block_size, 512 and 64] of vLLM's [num_blocks, block_size, 576].
+
+        A layer has the same cache in every step, so they are made once.
+        """
+        if kv_cache is not self._cache:
+            rows = kv_cache[:, None]
+            self._cache = kv_cache
+            self._views = rows[..., : self.latent_size], rows[..., self.latent_size :]
+        return self._views
 
     def split_query(self, query: torch.Tensor | Queries) -> Queries:
         """Absorbed [T, N, 512] and rotated [T, N, 64] queries; vLLM may have joined them."""
         if isinstance(query, tuple):
             return query
-        latent, rope = query.split([self.latent_size, self.rope_size], dim=-1)
-        return latent, rope
+        return query[..., : self.latent_size], query[..., self.latent_size :]
 
 
 class SharedKeysImpl(SharedKeysFacts):

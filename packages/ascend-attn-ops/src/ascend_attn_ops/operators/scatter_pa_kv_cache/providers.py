@@ -58,9 +58,19 @@ def write(
     slot_mapping: torch.Tensor,
 ) -> None:
     """Write keys and values to the blocks of ``Norm`` caches; shapes as in the argument record."""
-    keep, place = _places(slot_mapping, key_cache.shape[1])
-    for cache, rows in ((key_cache, key), (value_cache, value)):
-        cache.index_put_(place, rows if keep is None else rows[keep])
+    keep, slots = _kept(slot_mapping)
+    caches = (key_cache, value_cache)
+    regular = all(cache.stride(0) == cache.shape[1] * cache.stride(1) for cache in caches)
+    place = (slots,) if regular else _places(slots, key_cache.shape[1])
+    for cache, rows in zip(caches, (key, value), strict=True):
+        places = _by_slot(cache) if regular else cache
+        places.index_put_(place, rows if keep is None else rows[keep])
+
+
+def _by_slot(cache: torch.Tensor) -> torch.Tensor:
+    """(num_blocks * block_size, N, D) of a cache whose blocks follow each other in memory."""
+    blocks, size, *rest = cache.shape
+    return cache.as_strided((blocks * size, *rest), cache.stride()[1:], cache.storage_offset())
 
 
 def _write_pieces(
@@ -71,7 +81,8 @@ def _write_pieces(
     slot_mapping: torch.Tensor,
 ) -> None:
     """Likewise for caches in ``PA_NZ`` mode."""
-    keep, place = _places(slot_mapping, key_cache.shape[2])
+    keep, slots = _kept(slot_mapping)
+    place = _places(slots, key_cache.shape[2])
     for cache, rows in ((key_cache, key), (value_cache, value)):
         pieces, inner = cache.shape[1], cache.shape[3]
         flat = (rows if keep is None else rows[keep]).flatten(1)
@@ -79,15 +90,18 @@ def _write_pieces(
         cache.transpose(1, 2).index_put_(place, flat.view(-1, pieces, inner))
 
 
-def _places(
-    slot_mapping: torch.Tensor, block_size: int
-) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor]]:
-    """Which tokens have a slot (None: all of them), and their blocks and offsets."""
+def _kept(slot_mapping: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Which tokens have a slot (None: all of them), and their slots."""
     slots = slot_mapping.long()
-    keep = None if slots.numel() == 0 or int(slots.min()) >= 0 else slots >= 0
-    if keep is not None:
-        slots = slots[keep]
-    return keep, (slots // block_size, slots % block_size)
+    if slots.numel() == 0 or int(slots.min()) >= 0:
+        return None, slots
+    keep = slots >= 0
+    return keep, slots[keep]
+
+
+def _places(slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks, and offsets in them."""
+    return slots // block_size, slots % block_size
 
 
 def torch_npu_call(a: Args) -> NpuCall:

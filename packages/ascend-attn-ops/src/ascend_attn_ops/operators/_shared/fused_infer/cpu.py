@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from .call import Call
-from .decode import DecodeGroup, DecodePlan, decode_groups, joined, reads_in_place
+from .decode import DecodePlan, joined, reads_in_place
 from .flash import attend_flash, requests_together, takes_flash
 from .outputs import Results
 from .pieces import Bucket, buckets
@@ -34,10 +34,7 @@ def run_cpu(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     results = Results.of(call, len(p.query), p.query.dtype)
     decoded, others = _split(call, p.spans)
     if decoded:
-        *keys, values = block_caches(call, call.first_key, call.key_rope, call.first_value)
-        for group in decode_groups(call, decoded):
-            plan = DecodePlan.of(group, call, keys, values)
-            _decode(results, plan, p.query, keys, values)
+        _decode(results, decoded, p.query)
     flash = [span for span in others if takes_flash(p, span)]
     together = requests_together(p)
     for bucket in buckets(flash, most_rows=_WHOLE, most=_WHOLE, most_runs=together):
@@ -57,9 +54,7 @@ def prepare_cpu(call: Call) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] 
     decoded, others = _split(call, spans_of(call)[0])
     if not decoded or others or call.layout != "TND" or call.sink is not None:
         return None
-    groups = tuple(decode_groups(call, decoded))
-    whole = len(groups) == 1 and groups[0].rows.tolist() == list(range(call.query.shape[0]))
-    return _DecodeStep(call, groups, whole).run
+    return _DecodeStep(call, decoded).run
 
 
 @attrs.frozen(eq=False)
@@ -68,14 +63,12 @@ class _DecodeStep:
 
     Attributes:
         call: Of one of its layers; only shapes, strides, lengths and scalars of it are used.
-        groups: Its requests.
-        whole: Whether there is one group, of all query rows in order.
+        spans: Its requests.
     """
 
     call: Call
-    groups: tuple[DecodeGroup, ...]
-    whole: bool
-    _plans: dict[int, list[DecodePlan]] = attrs.field(factory=dict, init=False)
+    spans: list[Span]
+    _plans: dict[int, DecodePlan] = attrs.field(factory=dict, init=False)
 
     def run(
         self,
@@ -90,17 +83,17 @@ class _DecodeStep:
         query = with_rope(query, query_rope, call)
         *parts, values = block_caches(call, key, key_rope, value)
         keys = joined(parts)
-        plans = self._plans.get(len(keys))
-        if plans is None:
-            plans = [DecodePlan.of(group, call, keys, values) for group in self.groups]
-            self._plans[len(keys)] = plans
-        if self.whole and not call.lse:
-            out, _ = plans[0].attend(query, keys, values, lse=False)
-            return out, query.new_empty(0, dtype=torch.float32)
-        results = Results.of(call, len(query), query.dtype)
-        for plan in plans:
-            _decode(results, plan, query, keys, values)
-        return results.out, results.lse[..., None] if call.lse else results.lse.new_empty(0)
+        plan = self._plans.get(len(keys))
+        if plan is None:
+            plan = self._plans[len(keys)] = DecodePlan.of(call, self.spans, keys, values)
+        shape = (*query.shape[:2], plan.value_size)
+        filled = len(plan.rows) == len(query)
+        out = query.new_empty(shape) if filled else query.new_zeros(shape)
+        lse = query.new_empty(0, dtype=torch.float32)
+        if call.lse:
+            lse = lse.new_full(query.shape[:2], float("inf"))
+        plan.attend(query, keys, values, out, lse if call.lse else None)
+        return out, lse[..., None] if call.lse else lse
 
 
 def _split(call: Call, spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
@@ -112,16 +105,15 @@ def _split(call: Call, spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
     return decoded, [span for span in computed if span.q_len > 1]
 
 
-def _decode(
-    results: Results,
-    plan: DecodePlan,
-    query: torch.Tensor,
-    keys: Sequence[torch.Tensor],
-    value: torch.Tensor,
-) -> None:
-    rows, call = plan.group.rows, results.call
-    lse = call.lse or call.sink is not None
-    results.put(rows, *plan.attend(query[rows], keys, value, lse=lse))
+def _decode(results: Results, spans: list[Span], query: torch.Tensor) -> None:
+    """Requests to decode beside others."""
+    call = results.call
+    *keys, values = block_caches(call, call.first_key, call.key_rope, call.first_value)
+    plan = DecodePlan.of(call, spans, keys, values)
+    out, lse = torch.empty_like(results.out), results.lse.to(query.dtype)
+    plan.attend(query, keys, values, out, lse)
+    rows = torch.tensor([row.number for row in plan.rows])
+    results.put(rows, out[rows], lse[rows])
 
 
 def _tiled(p: Problem, spans: list[Span]) -> list[Bucket]:

@@ -1,14 +1,14 @@
 """Decode over large blocks of a paged cache, which are read where they lie.
 
-Every request has one query row and sees all its keys: two products per block, one into the scores
-and one into the output. Which blocks those are is decided once and serves all layers of a step.
+A row of a request sees all its keys: two products per block, into its scores and into its output,
+one soon after the other so that a block comes from memory once. Which blocks those are is decided
+once and serves all layers of a step.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from functools import cached_property
+from typing import NamedTuple
 
 import attrs
 import torch
@@ -18,28 +18,7 @@ from .problem import Span, block_caches, full_mask
 
 LARGE_BLOCK = 1 << 14  # elements of a block that is worth a kernel call of its own
 View = tuple[tuple[int, int, int], tuple[int, int, int], int]
-Piece = tuple[int, int, int, int]
-"""Number of the row in its group, block id, number of its first key, and how many keys it has."""
-
-
-@attrs.frozen(eq=False, slots=False)
-class DecodeGroup:
-    """Rows with similar key counts; their scores are one tensor.
-
-    Attributes:
-        rows: [R] query row of each member.
-        pieces: Blocks of the members, in the order of their keys.
-        width: Most keys of a member.
-    """
-
-    rows: torch.Tensor
-    pieces: tuple[Piece, ...]
-    width: int
-
-    @cached_property
-    def padded(self) -> bool:
-        """Whether a member has fewer keys than ``width``."""
-        return sum(count for *_, count in self.pieces) < len(self.rows) * self.width
+"""Sizes, strides, and how far behind the cache's first element it begins."""
 
 
 def reads_in_place(c: Call) -> bool:
@@ -54,153 +33,179 @@ def reads_in_place(c: Call) -> bool:
     return len(caches[0]) > 0 and caches[0][0].numel() >= LARGE_BLOCK
 
 
-def decode_groups(c: Call, spans: Sequence[Span]) -> list[DecodeGroup]:
-    """Requests of one row each, which have keys, in groups of similar key counts.
-
-    Raises:
-        IndexError: A block that a request reads is not in the cache.
-    """
-    table = _blocks(c, spans)
-    groups: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        groups[span.kv_len.bit_length()].append(span)
-    return [_group(members, table, c.block_size) for members in groups.values()]
-
-
-def _blocks(c: Call, spans: Sequence[Span]) -> list[list[int]]:
-    """Block ids by request. They become addresses, so each that is read must be a block."""
-    assert c.block_table is not None  # noqa: S101 - reads_in_place said so
-    table: list[list[int]] = c.block_table.tolist()
-    blocks = len(c.first_key)
-    for span in spans:
-        for column, block in enumerate(table[span.request][: -(-span.kv_len // c.block_size)]):
-            if not 0 <= block < blocks:
-                place = f"block_table[{span.request}, {column}]"
-                raise IndexError(f"{place}: found {block}, allowed: 0 to {blocks - 1}")
-    return table
-
-
-def _group(members: list[Span], table: list[list[int]], size: int) -> DecodeGroup:
-    pieces = tuple(
-        (number, table[span.request][first // size], first, min(size, span.kv_len - first))
-        for number, span in enumerate(members)
-        for first in range(0, span.kv_len, size)
-    )
-    rows = torch.tensor([span.start for span in members])
-    return DecodeGroup(rows, pieces, max(span.kv_len for span in members))
-
-
-@attrs.frozen(eq=False)
-class DecodePlan:
-    """Where the products of a group read and write; it fits all tensors of the same strides.
-
-    Attributes:
-        group: The group of R rows.
-        heads: N and KN.
-        key_views: For each part of the keys: per piece, sizes and strides of its keys [KN, size,
-            count] and how far behind the cache's first element they begin.
-        value_views: Likewise for the values [KN, count, VD].
-        scale: Multiplies the scores.
-    """
-
-    group: DecodeGroup
-    heads: tuple[int, int]
-    key_views: tuple[tuple[View, ...], ...]
-    value_views: tuple[View, ...]
-    scale: float
-
-    @classmethod
-    def of(
-        cls, group: DecodeGroup, c: Call, keys: Sequence[torch.Tensor], value: torch.Tensor
-    ) -> DecodePlan:
-        """The plan for caches [num_blocks, KN, block_size, size] like these."""
-        key_views = tuple(_views(group, cache, turned=True) for cache in keys)
-        return cls(
-            group, (c.heads, c.kv_heads), key_views, _views(group, value, turned=False), c.scale
-        )
-
-    def attend(
-        self, query: torch.Tensor, keys: Sequence[torch.Tensor], value: torch.Tensor, *, lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention of the group's rows.
-
-        Args:
-            query: [R, N, D] of these rows; D is the sum of the sizes of the keys' parts.
-            keys: Caches whose rows side by side are the keys.
-            value: Cache of the values.
-            lse: Whether the lse is wanted.
-
-        Returns:
-            Outputs [R, N, VD], and lse [R, N] or None.
-        """
-        (heads, kv_heads), rows = self.heads, query.shape[0]
-        grouped = query.reshape(rows, kv_heads, heads // kv_heads, -1)
-        scores = self._scores(grouped, keys)
-        weights = torch.softmax(scores, -1)
-        size = self.value_views[0][0][2]
-        out = query.new_empty((rows, kv_heads, heads // kv_heads, size))
-        sources, places, start = weights.unbind(0), out.unbind(0), value.storage_offset()
-        for piece, (sizes, strides, offset) in zip(
-            self.group.pieces, self.value_views, strict=True
-        ):
-            row, _, first, _ = piece
-            places[row].baddbmm_(
-                self._of_piece(sources, piece),
-                value.as_strided(sizes, strides, start + offset),
-                beta=1 if first else 0,
-            )
-        found = torch.logsumexp(scores, -1).view(rows, heads) if lse else None
-        return out.view(rows, heads, size), found
-
-    def _scores(self, query: torch.Tensor, keys: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[R, KN, group, width] scaled scores; -inf beyond a row's keys."""
-        group, shape = self.group, (*query.shape[:3], self.group.width)
-        scores = query.new_full(shape, float("-inf")) if group.padded else query.new_empty(shape)
-        rows = scores.unbind(0)
-        sizes = [views[0][0][1] for views in self.key_views]
-        parts = (query,) if len(keys) == 1 else query.split(sizes, -1)
-        for number, (part, cache, views) in enumerate(
-            zip(parts, keys, self.key_views, strict=True)
-        ):
-            own, start = part.unbind(0), cache.storage_offset()
-            for piece, (size, strides, offset) in zip(group.pieces, views, strict=True):
-                self._of_piece(rows, piece).baddbmm_(
-                    own[piece[0]],
-                    cache.as_strided(size, strides, start + offset),
-                    beta=1 if number else 0,
-                    alpha=self.scale,
-                )
-        return scores
-
-    def _of_piece(self, rows: Sequence[torch.Tensor], piece: Piece) -> torch.Tensor:
-        """Scores or weights [KN, group, count] of a piece in those of its row."""
-        row, _, first, count = piece
-        return rows[row] if count == self.group.width else rows[row].narrow(2, first, count)
-
-
-def _views(group: DecodeGroup, cache: torch.Tensor, *, turned: bool) -> tuple[View, ...]:
-    """Keys [KN, size, count], turned, or values [KN, count, size] of each piece."""
-    _, heads, _, size = cache.shape
-    block_step, head_step, token_step, element_step = cache.stride()
-    views = []
-    for _, block, _, count in group.pieces:
-        if turned:
-            sizes, strides = (heads, size, count), (head_step, element_step, token_step)
-        else:
-            sizes, strides = (heads, count, size), (head_step, token_step, element_step)
-        views.append((sizes, strides, block * block_step))
-    return tuple(views)
-
-
 def joined(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Caches as one where the rows of the second continue those of the first in memory."""
     if len(parts) != 2:
         return parts
     left, right = parts
-    ends = left.data_ptr() + left.shape[3] * left.element_size()
-    if left.stride() != right.stride() or ends != right.data_ptr():
-        return parts
-    if left.untyped_storage().data_ptr() != right.untyped_storage().data_ptr():
-        return parts
-    sizes = (*left.shape[:3], left.shape[3] + right.shape[3])
-    return (left.as_strided(sizes, left.stride(), left.storage_offset()),)
+    strides, start, size = left.stride(), left.storage_offset(), left.shape[3]
+    follows = right.storage_offset() == start + size and right.stride() == strides
+    if not follows or right.data_ptr() != left.data_ptr() + size * left.itemsize:
+        return parts  # with these offsets the addresses differ where the memories do
+    return (left.as_strided((*left.shape[:3], size + right.shape[3]), strides, start),)
+
+
+class Piece(NamedTuple):
+    """Keys of one row in one block.
+
+    Attributes:
+        first: Number of the first key.
+        tokens: How many there are.
+        keys: [KN, size, count] of each part of the keys.
+        values: [KN, count, VD].
+    """
+
+    first: int
+    tokens: int
+    keys: tuple[View, ...]
+    values: View
+
+
+class Row(NamedTuple):
+    """One query row, the only one of its request.
+
+    Attributes:
+        number: Which row.
+        length: Its keys.
+        pieces: Where they are, in their order.
+    """
+
+    number: int
+    length: int
+    pieces: tuple[Piece, ...]
+
+
+@attrs.frozen(eq=False)
+class DecodePlan:
+    """Where the products of a decode step read; it fits all tensors of the same strides.
+
+    Attributes:
+        rows: The rows.
+        heads: N and KN.
+        parts: Sizes of the parts of a key.
+        value_size: VD.
+        scale: Multiplies the scores.
+    """
+
+    rows: tuple[Row, ...]
+    heads: tuple[int, int]
+    parts: tuple[int, ...]
+    value_size: int
+    scale: float
+
+    @classmethod
+    def of(
+        cls, c: Call, spans: Sequence[Span], keys: Sequence[torch.Tensor], value: torch.Tensor
+    ) -> DecodePlan:
+        """The plan of requests of one row each, which have keys.
+
+        Args:
+            c: The call.
+            spans: The requests.
+            keys: Caches [num_blocks, KN, block_size, size] whose rows side by side are the keys.
+            value: Cache of the values.
+
+        Raises:
+            IndexError: A block that a request reads is not in the cache.
+        """
+        assert c.block_table is not None  # noqa: S101 - reads_in_place said so
+        table, blocks = c.block_table.tolist(), value.shape[0]
+        views = [_Views.of(cache, turned=True) for cache in keys]
+        views.append(_Views.of(value, turned=False))
+        rows = tuple(
+            Row(span.start, span.kv_len,
+                _pieces(span, table[span.request], blocks, c.block_size, views))
+            for span in spans
+        )  # fmt: skip
+        sizes = tuple(cache.shape[3] for cache in keys)
+        return cls(rows, (c.heads, c.kv_heads), sizes, value.shape[3], c.scale)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: Sequence[torch.Tensor],
+        value: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        """Attention of the plan's rows.
+
+        Args:
+            query: [rows, N, D] of all requests.
+            keys: Caches as the plan was made for.
+            value: Likewise.
+            out: [rows, N, VD], filled where the plan has rows.
+            lse: [rows, N] likewise, or None.
+        """
+        heads, kv_heads = self.heads
+        shape = (-1, kv_heads, heads // kv_heads)
+        grouped = query.reshape(*shape, query.shape[2])
+        parts = (grouped,) if len(keys) == 1 else grouped.split_with_sizes(self.parts, -1)
+        queries = [part.unbind(0) for part in parts]
+        outs = out.view(*shape, self.value_size).unbind(0)
+        starts = [int(cache.storage_offset()) for cache in (*keys, value)]
+        for row in self.rows:
+            own = [part[row.number] for part in queries]
+            scores = self._scores(row, own, keys, starts)
+            weights = torch.softmax(scores, -1)
+            for piece in row.pieces:
+                whole = piece.tokens == row.length
+                weight = weights if whole else weights.narrow(2, piece.first, piece.tokens)
+                sizes, strides, offset = piece.values
+                block = value.as_strided(sizes, strides, starts[-1] + offset)
+                outs[row.number].baddbmm_(weight, block, beta=1 if piece.first else 0)
+            if lse is not None:
+                lse[row.number] = torch.logsumexp(scores, -1).view(heads)
+
+    def _scores(
+        self,
+        row: Row,
+        query: Sequence[torch.Tensor],
+        keys: Sequence[torch.Tensor],
+        starts: Sequence[int],
+    ) -> torch.Tensor:
+        """[KN, group, length] scaled scores of a row."""
+        scores = query[0].new_empty((*query[0].shape[:2], row.length))
+        for piece in row.pieces:
+            whole = piece.tokens == row.length
+            place = scores if whole else scores.narrow(2, piece.first, piece.tokens)
+            for number, (sizes, strides, offset) in enumerate(piece.keys):
+                block = keys[number].as_strided(sizes, strides, starts[number] + offset)
+                place.baddbmm_(query[number], block, beta=1 if number else 0, alpha=self.scale)
+        return scores
+
+
+class _Views(NamedTuple):
+    """Views of blocks of a cache: the first tokens of each."""
+
+    heads: int
+    size: int
+    strides: tuple[int, int, int]
+    block_step: int
+    turned: bool
+
+    @classmethod
+    def of(cls, cache: torch.Tensor, *, turned: bool) -> _Views:
+        """Views [KN, count, size], or [KN, size, count] when turned."""
+        block_step, head, token, element = cache.stride()
+        strides = (head, element, token) if turned else (head, token, element)
+        return cls(cache.shape[1], cache.shape[3], strides, block_step, turned)
+
+    def view(self, block: int, count: int) -> View:
+        """Of one block."""
+        rest = (self.size, count) if self.turned else (count, self.size)
+        return (self.heads, *rest), self.strides, block * self.block_step
+
+
+def _pieces(
+    span: Span, ids: Sequence[int], blocks: int, block_size: int, views: Sequence[_Views]
+) -> tuple[Piece, ...]:
+    pieces = []
+    for column, first in enumerate(range(0, span.kv_len, block_size)):
+        block, count = ids[column], min(block_size, span.kv_len - first)
+        if not 0 <= block < blocks:  # it becomes an address
+            place = f"block_table[{span.request}, {column}]"
+            raise IndexError(f"{place}: found {block}, allowed: 0 to {blocks - 1}")
+        *keys, values = [view.view(block, count) for view in views]
+        pieces.append(Piece(first, count, tuple(keys), values))
+    return tuple(pieces)

@@ -113,7 +113,9 @@ def rows(tensor: torch.Tensor, base: str, heads: int) -> torch.Tensor:
 
 def with_rope(query: torch.Tensor, rope: torch.Tensor | None, c: Call) -> torch.Tensor:
     """Query rows (rows, N, D) with their rotary parts behind them, where there are any."""
-    return query if rope is None else torch.cat([query, rows(rope, c.base, c.heads)], -1)
+    if rope is None:
+        return query
+    return torch.cat([query, rope if c.layout == "TND" else rows(rope, c.base, c.heads)], -1)
 
 
 def spans_of(c: Call) -> tuple[list[Span], list[int]]:
