@@ -193,6 +193,16 @@ def soak(session: nox.Session) -> None:
     session.run("python", "tools/soak.py", *session.posargs, interrupt_timeout=30)
 
 
+@nox.session(name="specdecode-matrix")
+def specdecode_matrix(session: nox.Session) -> None:
+    """Greedy equality: every drafter, mode, k and mix, on SmolLM2 and the tiny GLM; hours."""
+    _install_stack(session)
+    script = "tests/integration/specdecode_matrix.py"
+    subjects = session.posargs or ("tiny-glm", "smollm2")
+    session.run("python", script, *subjects, env=TEST_ENVIRONMENT)
+    session.log("`nox -s docs -- --write` renews the table")
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Wheels and sdists; each wheel installed alone brings only its layer's needs."""
@@ -255,9 +265,8 @@ def siblings(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Performance ratios, each measured in one run; writes benchmarks/results.json."""
-    emulator = _source("ascend-attn-ops", "[emulator]")
-    _install_vllm(session)  # one of them compares with vLLM's own rejection sampler
-    session.install(TORCH, "numpy", *(_source(name) for name in PACKAGES), emulator)
+    _install_stack(session)  # some of them compare with vLLM, and one with a real model
+    session.install(TORCH, _source("ascend-attn-ops", "[emulator]"))
     # torch_npu is there for one of them; without CANN torch must not import it by itself.
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     results: dict[str, dict[str, list[dict[str, object]]]] = {}

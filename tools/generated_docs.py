@@ -73,10 +73,54 @@ def vllm_versions() -> str | None:
     return "\n".join(lines) + "\n"
 
 
+def specdecode_matrix() -> str | None:
+    """What `nox -s specdecode-matrix` has run so far, or None before the first combination."""
+    path = ROOT / "docs" / "specdecode_matrix.json"
+    if not path.is_file():
+        return None
+    lines = [
+        NOTICE + "# Greedy output with drafts\n",
+        "What `nox -s specdecode-matrix` ran: the draft-verify engine of ascend-specdecode on a",
+        "real target, all prompts of it, compared token for token with decoding without drafts,",
+        "which is compared with transformers. A cell says in how many runs, of how many that there",
+        "are (one for each mode and mix of requests), all tokens were the same.\n",
+    ]
+    for name, result in json.loads(path.read_text("utf-8")).items():
+        lines += _matrix(name, result)
+    return "\n".join(lines)
+
+
+def _matrix(name: str, result: Mapping[str, Any]) -> list[str]:
+    runs = {tuple(text.split(" | ")): run for text, run in result["runs"].items()}
+    equal = sum(run["equal"] for run in runs.values())
+    drafters = sorted({drafter for drafter, *_ in runs})
+    counts = [str(k) for k in range(1, 9)]
+    modes = {mode for _, mode, *_ in runs}
+    mixes = {mix for *_, mix in runs}
+    each = len(modes) * len(mixes)
+    lines = [
+        f"## {name}\n",
+        f"{result['prompts']} prompts, {result['tokens']} tokens each. {len(runs)} of "
+        f"{result['combinations']} combinations were run, {equal} gave the same tokens. "
+        f"Mixes: {', '.join(sorted(mixes))}. Modes: {', '.join(sorted(modes))}.\n",
+        f"| drafter | {' | '.join(f'k = {k}' for k in counts)} |",
+        f"|---|{'---|' * len(counts)}",
+    ]
+    for drafter in drafters:
+        cells = []
+        for k in counts:
+            found = [run["equal"] for key, run in runs.items() if (key[0], key[2]) == (drafter, k)]
+            cells.append(f"{sum(found)} of {each}" if all(found) else "**differs**")
+        lines.append(f"| {drafter} | {' | '.join(cells)} |")
+    plain = [run["equal"] for key, run in runs.items() if key[2] == "0"]
+    return [*lines, f"\nk = 0: {sum(plain)} of {each}.\n"]
+
+
 DOCUMENTS: Mapping[str, Callable[[], str | None]] = {
     "docs/hardware.md": hardware,
     "docs/operators.md": operators,
     "docs/performance.md": performance,
+    "docs/specdecode_matrix.md": specdecode_matrix,
     "docs/vllm_versions.md": vllm_versions,
 }
 

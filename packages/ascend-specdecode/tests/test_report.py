@@ -61,9 +61,9 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
 def test_the_page_has_the_figures_and_plots_and_nothing_else(tmp_path: Path) -> None:
     files = write_report(record(), tmp_path / "new" / "out")
     assert [path.name for path in files] == [
+        "throughput.png",
         "acceptance.png",
         "timeline.png",
-        "throughput.png",
         "report.html",
     ]
     assert all(path.read_bytes().startswith(PNG) for path in files[:-1])

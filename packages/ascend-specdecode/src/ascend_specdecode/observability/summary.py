@@ -125,7 +125,11 @@ class Summary:
         known = self.speculation
         if known is None:
             return []
-        even = "none is enough" if known.break_even is None else f"{known.break_even:.2f}"
+        even = (
+            "none is enough, or not known"
+            if known.break_even is None
+            else f"{known.break_even:.2f}"
+        )
         return [("k now", str(known.k)), ("break-even acceptance", even)]
 
 

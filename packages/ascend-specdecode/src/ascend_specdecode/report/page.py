@@ -12,9 +12,21 @@ from ascend_specdecode.report.plots import plots
 from ascend_specdecode.report.record import RunRecord, RunSummary
 
 _TITLES: Final = {
-    "acceptance.png": "Acceptance by position",
-    "timeline.png": "Timeline of drafting and verifying",
-    "throughput.png": "Tokens per second",
+    "throughput.png": (
+        "Tokens per second",
+        "The same prompts in the same process: without drafts, then with them.",
+    ),
+    "acceptance.png": (
+        "Acceptance by position",
+        "In how many drafts the token at each position was accepted. A token is accepted only "
+        "after all before it, so the bars never rise; where they are low, a smaller k is faster.",
+    ),
+    "timeline.png": (
+        "Timeline of drafting and verifying",
+        "What ran when. In lockstep the target waits for each draft; pipelined, drafting ahead "
+        "overlaps with it. Very short calls are drawn wider than they are. The trace itself opens "
+        "in ui.perfetto.dev.",
+    ),
 }
 _STYLE: Final = (
     "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -59,8 +71,8 @@ def html(record: RunRecord, images: dict[str, bytes]) -> str:
     ]
     for name, data in images.items():
         source = base64.b64encode(data).decode("ascii")
-        title = escape(_TITLES[name])
-        parts.append(f"<h2>{title}</h2>")
+        title, text = map(escape, _TITLES[name])
+        parts.append(f"<h2>{title}</h2><p>{text}</p>")
         parts.append(f'<img alt="{title}" src="data:image/png;base64,{source}">')
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
