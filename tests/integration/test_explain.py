@@ -23,6 +23,7 @@ from ascend_vllm_plugin.routing import RoutingRow, RoutingTable, parse_routing
 pytestmark = pytest.mark.engine
 
 OURS = "ascend_vllm_plugin."
+BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 COMMON = ["--enforce-eager", "--max-model-len", "512"]
 
 
@@ -64,6 +65,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "heads": [str(make_qwen3_config(folder / "heads", num_key_value_heads=3)), *COMMON],
         "block": [str(qwen3), *COMMON, "--block-size", "24"],
         "wide head": [str(make_qwen3_config(folder / "wide", head_dim=1024)), *COMMON],
+        "encoder": [str(make_qwen3_config(folder / "bert", **BERT)), *COMMON],
+        "dtype": [str(qwen3), "--dtype", "float64"],
         "no model": [str(folder / "nowhere")],
         "no option": [str(glm), "--no-such-option"],
     }
@@ -151,6 +154,7 @@ def test_a_draft_that_does_not_fit_ends_with_1(said: dict[str, Any]) -> None:
         ("heads", "vLLM cannot run this: AssertionError: num_heads (4) is not divisible"),
         ("block", "block_size: found 24; allowed: "),
         ("wide head", "head_size: found 1024; allowed: "),
+        ("encoder", "attn_type: found encoder_only; allowed: decoder"),
     ],
 )
 def test_what_cannot_run_is_refused_in_plain_words(
@@ -169,6 +173,7 @@ def test_what_cannot_run_is_refused_in_plain_words(
         ("no draft model", "nowhere': there is no such folder"),
         ("list of drafts", "--speculative-config is [1]: allowed is a JSON object"),
         ("no option", "--no-such"),
+        ("dtype", "invalid choice: 'float64' (choose from 'auto', 'bfloat16', "),
     ],
 )
 def test_bad_usage_ends_with_2(name: str, message: str, said: dict[str, Any]) -> None:

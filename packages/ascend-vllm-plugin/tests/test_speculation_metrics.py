@@ -134,3 +134,16 @@ def test_a_folder_that_others_can_open_is_refused(folder):
 def test_unknown_counters_are_errors():
     with pytest.raises(KeyError, match="num_lost"):
         SpeculationCounters().add("num_lost")
+
+
+def test_the_reader_removes_the_counters_of_its_engine_and_of_no_other(folder):
+    path, other = folder / "abcde.0.speculation", folder / "other.0.speculation"
+    collector = SpeculationCollector()
+    collector.watch(config())
+    with drafting_process(path) as process, drafting_process(other) as neighbour:
+        collector.remove_files()  # both are alive, and hold their locks
+        assert not path.exists()
+        assert other.exists()
+        for one in (process, neighbour):
+            one.communicate("end\n", timeout=60)
+            assert one.returncode == 0

@@ -147,18 +147,33 @@ class SpeculationCollector:
         return list(families.values())
 
     def _samples(self) -> Iterator[tuple[tuple[str, str], Mapping[str, int]]]:
-        read: set[Path] = set()
+        for path, vllm_config in self._files().items():
+            model = str(vllm_config.model_config.served_model_name)
+            engine = path.name.removesuffix(_SUFFIX).rpartition(".")[2]
+            yield (model, engine), _read(path)
+
+    def _files(self) -> Mapping[Path, VllmConfig]:
+        """The counters of the watched engines, each with its configuration."""
+        found: dict[Path, VllmConfig] = {}
         for vllm_config in self._watched:
             instance = vllm_config.instance_id
             if not instance:
                 continue
             # vLLM appends `_dp<rank>` for the engines of a data parallel deployment.
             for pattern in (f"{instance}.*{_SUFFIX}", f"{instance}_dp*{_SUFFIX}"):
-                for path in sorted(set(metrics_folder().glob(pattern)) - read):
-                    read.add(path)
-                    model = str(vllm_config.model_config.served_model_name)
-                    engine = path.name.removesuffix(_SUFFIX).rpartition(".")[2]
-                    yield (model, engine), _read(path)
+                for path in sorted(metrics_folder().glob(pattern)):
+                    found.setdefault(path, vllm_config)
+        return found
+
+    def remove_files(self) -> None:
+        """Remove the counters of the watched engines, which nobody reads any more.
+
+        vLLM's server kills its engine when it ends, perhaps after this: the engine has no time to
+        remove them, and until it is dead its lock would keep others from it.
+        """
+        for path in self._files():
+            path.unlink(missing_ok=True)
+        _remove_orphans(metrics_folder())
 
 
 def _read(path: Path) -> Mapping[str, int]:
@@ -206,7 +221,6 @@ def _collector() -> SpeculationCollector:
     if not _registered:
         collector: Any = SpeculationCollector()
         REGISTRY.register(collector)
-        # vLLM ends its engine's process in a way that leaves it no time to tidy up.
-        atexit.register(_remove_orphans, metrics_folder())
+        atexit.register(collector.remove_files)
         _registered.append(collector)
     return _registered[0]
