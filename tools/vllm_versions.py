@@ -56,7 +56,7 @@ def refused(found: str) -> str:
 
 
 def tested(arguments: str) -> str:
-    """The last line of the cross-package tests.
+    """The last line of the cross-package tests, and which they were if not all.
 
     Raises:
         SystemExit: a test failed.
@@ -66,7 +66,8 @@ def tested(arguments: str) -> str:
     summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "no output"
     if done.returncode:
         raise SystemExit(f"{done.stdout[-5000:]}{done.stderr[-2000:]}")
-    return re.sub(r" in [\d.]+s.*", "", summary).strip("= ")
+    counted = re.sub(r" in [\d.]+s.*", "", summary).strip("= ")
+    return f"{counted} (pytest {arguments})" if arguments else counted
 
 
 def main() -> int:
