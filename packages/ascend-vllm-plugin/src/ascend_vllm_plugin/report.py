@@ -133,8 +133,6 @@ def _row(group: _Group, layers: tuple[str, ...], route: Route | None) -> Routing
     span = "full attention" if window is None else f"sliding window of {window} keys"
     if kind.compress_ratio > 1:
         span += f" and a key for every {kind.compress_ratio} tokens"
-    if kind.compress_ratio > 1:
-        span += f" and a key for every {kind.compress_ratio} tokens"
     return RoutingRow(
         role=kind.role,
         kind=f"{kind.role}, {span}",

@@ -34,7 +34,6 @@ ADAPTERS: Mapping[str, str] = {
     "sfa_dcp": "ascend_vllm_plugin.adapters.sfa.SFADcpBackend",
     "sfa_pcp": "ascend_vllm_plugin.adapters.sfa.SFAPcpBackend",
     "dsa": "ascend_vllm_plugin.adapters.dsa_caches.DSABackend",
-    "dsa": "ascend_vllm_plugin.adapters.dsa_caches.DSABackend",
     "draft_flash": "ascend_vllm_plugin.adapters.draft_flash.DraftFlashBackend",
 }
 """Backend of ascend-attn-backends -> its adapter to vLLM's interface."""
@@ -90,23 +89,6 @@ def recorded_routes() -> Mapping[LayerKind, Route]:
 def record(config: AttentionSelectorConfig, route: Route) -> None:
     """Remember an answer for the routing table."""
     _routes[kind_of_question(config, role_of_current_layer())] = route
-
-
-def record_layer(kind: LayerKind, route: Route) -> None:
-    """Remember the answer for a layer that vLLM builds without asking."""
-    _routes[kind] = route
-
-
-def route_of(request: BackendRequest) -> Route:
-    """The route of a layer that vLLM builds without asking for its backend.
-
-    Raises:
-        NoBackendError: nobody takes the layer; the message has every reason.
-    """
-    selection = among_adapted(select_backend(request, simulated_profile()))
-    if selection.backend is None:
-        raise NoBackendError(selection.as_text())
-    return Route(ADAPTERS[selection.backend], "selection", selection)
 
 
 def record_layer(kind: LayerKind, route: Route) -> None:

@@ -67,11 +67,6 @@ PATCHES = (
         "kernels",
     ),
     Patch(
-        name="compressed_attention",
-        reason="the attention layer of DeepSeek-V4 for CPUs holds fp8 rows and launches Triton "
-        "kernels",
-    ),
-    Patch(
         name="dcp_merge",
         reason="ranks that share keys merge with Triton kernels, which must be compiled",
     ),
