@@ -193,7 +193,7 @@ def run(
         return engine.statistics
 
     statistics = anyio.run(main, backend=backend)
-    held = target.cache.sequences if isinstance(target, PagedTarget) else target.sequences  # type: ignore[attr-defined]
+    held = target.sequences  # type: ignore[attr-defined]
     return Outcome([found[row] for row in range(len(found))], statistics, bool(held))
 
 

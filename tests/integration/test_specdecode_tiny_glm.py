@@ -6,12 +6,14 @@ The whole product of drafters, modes, k and mixes of requests is ``specdecode-ma
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import re
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 import specdecode_matrix as matrix
 import torch
@@ -31,8 +33,11 @@ from ascend_specdecode.hf import (
     LoadedModel,
     MtpLayer,
     MtpModel,
+    PagedTarget,
+    SparseTarget,
     load_model,
     load_mtp_layer,
+    load_target,
 )
 
 FOLDER = REPOSITORY / "assets" / "tiny_glm"
@@ -93,6 +98,54 @@ def test_drafts_change_nothing(number: int, subject: matrix.Subject) -> None:
     assert not found.leaked
     assert found.statistics.draft_errors == 0
     assert found.statistics.acceptance_length > 1.5
+
+
+@pytest.fixture(scope="module")
+def sparse(subject: matrix.Subject) -> matrix.Subject:
+    """The same over our indexer and sparse latent backend; no trees."""
+    target = SparseTarget(load_model(FOLDER).model, hidden_states=True)
+    chains = {
+        name: make
+        for name, make in subject.drafters.items()
+        if name not in ("branches", "tree of drafts")
+    }
+    return attrs.evolve(subject, make_target=lambda: target, drafters=chains)
+
+
+# Each mix once and each mode twice.
+SPARSE = list(zip(matrix.MODES * 2, matrix.MIXES, strict=True))
+
+
+@pytest.mark.parametrize("number", range(len(SPARSE)))
+def test_drafts_change_nothing_over_our_sparse_backend(number: int, sparse: matrix.Subject) -> None:
+    found = matrix.run_batch(sparse, number, *SPARSE[number])
+    assert found.tokens == sparse.plain
+    assert not found.leaked
+    assert found.statistics.draft_errors == 0
+    assert found.statistics.acceptance_length > 1.5
+
+
+def test_control_another_scale_in_our_sparse_backend_gives_other_tokens(
+    sparse: matrix.Subject,
+) -> None:
+    target = SparseTarget(load_model(FOLDER).model)
+    for layer in target._model.model.layers:
+        layer.self_attn.forward._impl.scale *= 0.5
+    tokens, _ = generate(target, None, sparse.prompts, 6, num_speculative_tokens=0)
+    assert tokens != [row[:6] for row in sparse.plain]
+
+
+def test_the_sparse_backend_takes_what_its_operators_take(loaded: LoadedModel) -> None:
+    assert isinstance(load_target(load_model(FOLDER)), SparseTarget)
+    config = copy.deepcopy(loaded.model.config)
+    config.index_head_dim = 64
+    assert not SparseTarget.takes(config)
+    with pytest.raises(ArgumentError, match="use SparseTarget or CachedTarget"):
+        PagedTarget(loaded.model)
+    changed = copy.copy(loaded.model)
+    changed.config = config
+    with pytest.raises(ArgumentError, match=r"found glm_moe_dsa with .*allowed glm_moe_dsa"):
+        SparseTarget(changed)
 
 
 SINGLE = [("hidden states", 3, "lockstep"), ("model", 5, "pipelined"), ("branches", 8, "lockstep")]
@@ -183,5 +236,5 @@ def test_the_command_line_says_so_where_drafts_cost_more_than_they_save(
     asked = ["--prompt", "The import statement", "--max-new-tokens", "12"]
     assert main(["run", str(FOLDER), *asked]) == 0
     text = capsys.readouterr().out
-    (speed_up,) = re.findall(r"speed-up[^\d]*([\d.]+)", text)
+    (speed_up,) = re.findall(r"speed-up +([\d.]+) over", text)
     assert 0 < float(speed_up) < 0.9, text

@@ -2,6 +2,8 @@
 
 * :class:`PagedTarget`: causal models with ordinary attention (Llama, Qwen3, SmolLM2 ...). A step's
   sequences run as one packed row of tokens through ascend-attn-backends over a paged cache.
+* :class:`SparseTarget`: glm_moe_dsa (GLM-5) in the same way, through our indexer and sparse latent
+  backend.
 * :class:`CachedTarget`: any causal model whose cache can be cropped (glm_moe_dsa ...), with its own
   attention; one cache per sequence.
 * :class:`MtpModel`: the multi-token-prediction layer of a glm_moe_dsa checkpoint, for a
@@ -20,6 +22,7 @@ from ascend_specdecode.hf.mtp_layer import MtpLayer, load_mtp_layer
 from ascend_specdecode.hf.mtp_model import MtpModel
 from ascend_specdecode.hf.paged_cache import PagedCache
 from ascend_specdecode.hf.paged_target import PagedTarget
+from ascend_specdecode.hf.sparse_target import SparseTarget
 
 __all__ = [
     "CachedTarget",
@@ -29,6 +32,7 @@ __all__ = [
     "MtpModel",
     "PagedCache",
     "PagedTarget",
+    "SparseTarget",
     "load_model",
     "load_mtp_layer",
     "load_target",

@@ -13,6 +13,7 @@ from ascend_specdecode.errors import ArgumentError
 from ascend_specdecode.hf.cached_target import CachedTarget
 from ascend_specdecode.hf.paged_target import PagedTarget
 from ascend_specdecode.hf.quiet import quiet_loading
+from ascend_specdecode.hf.sparse_target import SparseTarget
 
 
 @attrs.frozen(eq=False)
@@ -81,8 +82,13 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> Loaded
 
 def load_target(
     loaded: LoadedModel, num_tokens: int = 8192, *, hidden_states: bool = False
-) -> PagedTarget | CachedTarget:
-    """The target that fits a model: paged where its attention allows it, else cached."""
+) -> PagedTarget | SparseTarget | CachedTarget:
+    """The target that fits a model: through our backends where they take it, else cached.
+
+    The first two change the model that they are given.
+    """
+    if SparseTarget.takes(loaded.model.config):
+        return SparseTarget(loaded.model, num_tokens, hidden_states=hidden_states)
     if getattr(loaded.model.config, "kv_lora_rank", None) is not None:
         return CachedTarget(loaded.model, hidden_states=hidden_states)
     return PagedTarget(loaded.model, num_tokens, hidden_states=hidden_states)

@@ -6,44 +6,27 @@ from collections.abc import Sequence
 
 import torch
 
-from ascend_attn_backends import AscendAttentionBackend
+from ascend_attn_backends import AscendAttentionBackend, AscendSFABackend
 from ascend_specdecode.arguments import check_integer
 from ascend_specdecode.errors import TargetError
 
 
-class PagedCache:
-    """Keys and values of all layers, in blocks that sequences share out among them.
+class BlockPool:
+    """Blocks of a cache by number: who has which.
 
     Args:
-        num_layers: layers of the model.
-        num_kv_heads: key/value heads KN of a layer.
-        head_size: elements D per head.
         num_tokens: how many tokens fit, rounded up to whole blocks.
         block_size: tokens per block.
-        dtype: dtype of the cache.
 
     Raises:
         ArgumentError: a count is below 1.
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        num_kv_heads: int,
-        head_size: int,
-        num_tokens: int,
-        *,
-        block_size: int = 16,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, num_tokens: int, block_size: int = 16) -> None:
         for name, value in (("num_tokens", num_tokens), ("block_size", block_size)):
             check_integer(name, value, least=1)
         self.block_size = block_size
         self.num_blocks = -(-num_tokens // block_size)
-        shape = AscendAttentionBackend.cache_shape(
-            self.num_blocks, block_size, num_kv_heads, head_size
-        )
-        self.layers = [(shape.allocate(dtype), shape.allocate(dtype)) for _ in range(num_layers)]
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
 
@@ -94,3 +77,64 @@ class PagedCache:
         for row, blocks in zip(table, rows, strict=True):
             row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         return table
+
+
+class PagedCache(BlockPool):
+    """Keys and values of all layers, in blocks that sequences share out among them.
+
+    Args:
+        num_layers: layers of the model.
+        num_kv_heads: key/value heads KN of a layer.
+        head_size: elements D per head.
+        num_tokens: how many tokens fit, rounded up to whole blocks.
+        block_size: tokens per block.
+        dtype: dtype of the cache.
+
+    Raises:
+        ArgumentError: a count is below 1.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_size: int,
+        num_tokens: int,
+        *,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(num_tokens, block_size)
+        shape = AscendAttentionBackend.cache_shape(
+            self.num_blocks, block_size, num_kv_heads, head_size
+        )
+        self.layers = [(shape.allocate(dtype), shape.allocate(dtype)) for _ in range(num_layers)]
+
+
+class SparseCache(BlockPool):
+    """Latents, rotary keys and index keys of all layers, in blocks.
+
+    Args:
+        num_layers: layers of the model.
+        num_tokens: how many tokens fit, rounded up to whole blocks.
+        block_size: tokens per block.
+        dtype: dtype of the cache.
+
+    Raises:
+        ArgumentError: a count is below 1.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_tokens: int,
+        *,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(num_tokens, block_size)
+        shape = AscendSFABackend.cache_shape(self.num_blocks, block_size)
+        index = shape.index
+        assert index is not None  # noqa: S101 - every layer has one, used or not
+        kinds = (shape.latent, shape.rope, index)
+        self.layers = [tuple(kind.allocate(dtype) for kind in kinds) for _ in range(num_layers)]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import anyio.to_thread
-import torch
 
 from ascend_attn_backends import AscendAttentionBackendImpl, AttentionBatch
 from ascend_specdecode.errors import ArgumentError
 from ascend_specdecode.hf.paged_attention import ATTENTION_NAME, paged_step, register_attention
 from ascend_specdecode.hf.paged_cache import PagedCache
-from ascend_specdecode.hf.rows import TokenRows
-from ascend_specdecode.protocols import DraftedSequence, Scores
+from ascend_specdecode.hf.paged_scoring import PagedScoring
 
 
-class PagedTarget:
+class PagedTarget(PagedScoring):
     """Scores all sequences of a step in one forward pass of T packed tokens.
 
     Going back to a shorter length gives blocks back; nothing is copied. It scores no trees: the
@@ -44,8 +40,6 @@ class PagedTarget:
         hidden_states: bool = False,
     ) -> None:
         register_attention()
-        self._model = model.eval()
-        self._hidden_states = hidden_states
         self._impls: dict[tuple[int, int | None], AscendAttentionBackendImpl] = {}
         heads, head_size = _key_value_sizes(model.config)
         self.cache = PagedCache(
@@ -56,55 +50,19 @@ class PagedTarget:
             block_size=block_size,
             dtype=model.dtype,
         )
+        super().__init__(model, self.cache, hidden_states=hidden_states)
         model.set_attn_implementation(ATTENTION_NAME)
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Tokens V that the model scores."""
-        return int(self._model.config.vocab_size)
-
-    async def score(self, batch: Sequence[DraftedSequence]) -> Scores:
-        """Score the batch in a worker thread; see :class:`ascend_specdecode.Target`.
-
-        Raises:
-            TargetError: the cache is too small for some sequences.
-        """
-        rows = TokenRows.of(batch)
-        ids = [row.sequence.sequence_id for row in batch]
-        self.cache.reserve(dict(zip(ids, rows.ends, strict=True)))
-        return await anyio.to_thread.run_sync(self._forward, rows, ids)
-
-    @torch.inference_mode()
-    def _forward(self, rows: TokenRows, ids: list[int]) -> Scores:
-        batch = AttentionBatch.from_lengths(
-            rows.counts, rows.ends, self.cache.block_size, block_table=self.cache.table(ids)
-        )
-        output = self._model(
-            input_ids=rows.tokens[None],
-            position_ids=rows.positions[None],
-            use_cache=False,
-            logits_to_keep=rows.scored,
-            output_hidden_states=self._hidden_states,
-            ascend_step=paged_step(self.cache, batch, self._impls),
-        )
-        hidden = None
-        if self._hidden_states:
-            hidden = output.hidden_states[-1][0].split(list(rows.counts))
-        return Scores(rows.padded_logits(output.logits[0]), hidden)
-
-    def roll_back(self, sequence_id: int, length: int) -> None:
-        """Keep the first ``length`` tokens of a sequence."""
-        self.cache.keep(sequence_id, length)
-
-    def free(self, sequence_id: int) -> None:
-        """Give back all blocks of a sequence, known or not."""
-        self.cache.keep(sequence_id, 0)
+    def step_arguments(self, batch: AttentionBatch) -> Mapping[str, Any]:
+        """The step, with the metadata of all layers."""
+        return {"ascend_step": paged_step(self.cache, batch, self._impls)}
 
 
 def _key_value_sizes(config: Any) -> tuple[int, int]:
     if getattr(config, "kv_lora_rank", None) is not None:
         found = f"{config.model_type}, latent attention"
-        raise ArgumentError("model", found, "grouped keys and values; use CachedTarget")
+        allowed = "grouped keys and values; use SparseTarget or CachedTarget"
+        raise ArgumentError("model", found, allowed)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return heads, size

@@ -125,12 +125,9 @@ class Summary:
         known = self.speculation
         if known is None:
             return []
-        even = (
-            "none is enough, or not known"
-            if known.break_even is None
-            else f"{known.break_even:.2f}"
-        )
-        return [("k now", str(known.k)), ("break-even acceptance", even)]
+        even = known.break_even
+        shown = "none is enough, or not known" if even is None else f"{even:.2f}"
+        return [("k now", str(known.k)), ("break-even acceptance", shown)]
 
 
 def _bar(share: float) -> str:
