@@ -163,3 +163,20 @@ def test_the_module_prints_a_table(tmp_path):
         check=True,
     )
     assert done.stdout == TABLE.render() + "\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    attrs.evolve(TABLE, rows=TABLE.rows * 2000).write(tmp_path / "routing.json")
+    command = [
+        sys.executable,
+        "-m",
+        "ascend_vllm_plugin",
+        "routing",
+        str(tmp_path / "routing.json"),
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout.readline().startswith("Ascend attention routing")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 0

@@ -58,10 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(further)}")
     run: Callable[[argparse.Namespace, list[str]], int] = given.run
     try:
-        return run(given, further)
+        code = run(given, further)
+        sys.stdout.flush()
     except (PluginError, HwProfileError) as error:
         print(f"ascend-vllm: {error}", file=sys.stderr)
         return USAGE
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
