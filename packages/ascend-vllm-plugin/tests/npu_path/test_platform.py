@@ -66,14 +66,14 @@ def test_what_the_user_named_stays(model: Path) -> None:
 
 LORA = {"enable_lora": True, "max_lora_rank": 8}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+MODEL_DRAFT = {"method": "draft_model", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
         ({"quantization": "fp8"}, "quantization: found fp8"),
-        ({"speculative_config": NGRAM}, "speculative_config: found ngram"),
+        ({"speculative_config": MODEL_DRAFT}, "speculative_config: found draft_model"),
         ({"kv_transfer_config": CONNECTOR}, "kv_connector: found ExampleConnector"),
         (LORA, "enable_lora: found True"),
     ],
@@ -84,6 +84,8 @@ def test_what_this_base_lacks_is_refused(engine: dict[str, Any], said: str, mode
         from vllm.config import KVTransferConfig
 
         engine = {"kv_transfer_config": KVTransferConfig(**engine["kv_transfer_config"])}
+    if "speculative_config" in engine:
+        engine = {"speculative_config": {**engine["speculative_config"], "model": str(model)}}
     with pytest.raises(ValueError, match="the standalone base of NPU mode") as raised:
         configuration(model, **engine)
     assert said in str(raised.value)

@@ -11,6 +11,9 @@ from ascend_vllm_plugin.npu.base import OVERLAY, STANDALONE
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+DRAFT_METHODS = ("ngram", "custom_class")
+"""Methods of speculative decoding whose drafts the host looks up."""
+
 _SOURCE = "ascend_vllm_plugin.npu.limits"
 _OVERLAY = f"the {OVERLAY} base has vllm-ascend's"
 
@@ -48,9 +51,14 @@ def _missing(config: VllmConfig) -> list[tuple[str, str, str]]:
     if model is not None and model.is_moe:
         allowed = f"models without experts: {_OVERLAY} MoE layers"
         missing.append(("architectures", ", ".join(model.architectures), allowed))
-    if config.speculative_config is not None:
-        allowed = "none: vLLM verifies drafts with Triton kernels, and this base has no others"
-        missing.append(("speculative_config", str(config.speculative_config.method), allowed))
+    method = None if config.speculative_config is None else str(config.speculative_config.method)
+    if method is not None and method not in DRAFT_METHODS:
+        allowed = (
+            f"drafts without a model ({', '.join(DRAFT_METHODS)}): vLLM prepares the steps of "
+        )
+        missing.append(
+            ("speculative_config", method, allowed + "a draft model with Triton kernels")
+        )
     if config.kv_transfer_config is not None:
         found = str(config.kv_transfer_config.kv_connector)
         allowed = "none: connectors move blocks in which values follow keys"

@@ -90,6 +90,10 @@ NPU_PATCHES = (
         name="npu_slot_mapping",
         reason="the V1 model runner computes cache slots with a Triton kernel",
     ),
+    Patch(
+        name="npu_rejection",
+        reason="the rejection sampler verifies drafts with Triton kernels",
+    ),
 )
 
 
