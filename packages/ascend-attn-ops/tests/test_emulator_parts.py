@@ -184,10 +184,11 @@ def test_other_socs_are_refused(name: str) -> None:
         ({"devices": 0}, "devices: found 0, allowed: 1 to 16"),
         ({"devices": 17}, "devices: found 17"),
         ({"memory_bytes": 0}, "memory_bytes: found 0"),
+        ({"cann": "newest"}, "cann: found 'newest', allowed: a version such as 8.5.0"),
     ],
 )
-def test_numbers_out_of_range_are_named_before_anything_starts(
-    given: dict[str, int], text: str
+def test_options_that_cannot_be_are_named_before_anything_starts(
+    given: dict[str, Any], text: str
 ) -> None:
     defaults = {"devices": 1, "memory_bytes": None, "cann": "9.1.0", "dump": False}
     with pytest.raises(emulator.EmulatorOptionError, match=text):
@@ -195,6 +196,22 @@ def test_numbers_out_of_range_are_named_before_anything_starts(
     declared = re.search(r"#define MAX_DEVICES (\d+)", (CSRC / "emulator.h").read_text())
     assert declared is not None
     assert int(declared[1]) == runtime.MOST_DEVICES
+
+
+def test_a_call_log_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    made = emulator.Build(tmp_path, {}, fresh=False)
+    monkeypatch.setattr(cli, "build", lambda profile, hide: made)
+    log = tmp_path / "file" / "calls.jsonl"
+    assert cli.main(["run", "--calls", str(log), "--", "python", "-V"]) == cli.USAGE
+    assert f"calls: {log} cannot be written" in capsys.readouterr().err
+
+
+def test_a_kernel_without_a_recorded_signature_says_what_to_give() -> None:
+    with pytest.raises(aclnn_abi.UnknownSignatureError, match=r"kernel.*arguments='self -> out'"):
+        emulator.kernel("aclnnNoSuch")(lambda a: a.self)
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(

@@ -133,18 +133,20 @@ def test_a_call_against_the_formula(runtime: aclnn.Runtime, call: dict[str, Any]
 
 
 def test_without_torch_npu(npu: Emulator, family: str) -> None:
-    command = [sys.executable, str(PROGRAM), npu.profile.soc_name]
+    later = ["later"] if family == "A3" else []  # torch_npu is slow to import
+    command = [sys.executable, str(PROGRAM), npu.profile.soc_name, *later]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False, env=clean_environment()
     )
     assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout)
+    told = json.loads(result.stdout.splitlines()[-1])
     assert told["operators"] == [SPARSE]
     assert told["torch_npu"] is False
     assert told["error"] < 2e-2
     assert told["same"] is True
     assert set(told["live"].values()) == {0}
     assert told["family"] == family
+    assert told.get("written", 128) == 128  # ATB's operators are served then, too
 
 
 def test_strides_and_dtypes_of_arrays(runtime: aclnn.Runtime) -> None:

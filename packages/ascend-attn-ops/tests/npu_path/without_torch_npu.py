@@ -1,6 +1,7 @@
 """A program that calls sparse_flash_attention through aclnn and never imports torch_npu.
 
-Run by test_direct_calls.py; prints one JSON object. Argument: the SoC.
+Run by test_direct_calls.py; prints one JSON object. Arguments: the SoC, and "later" to import
+torch_npu in the end, after all.
 """
 
 from __future__ import annotations
@@ -34,15 +35,20 @@ provided, _, _ = ops.sparse_flash_attention(
     **given, **settings, provider="aclnn", profile=npu.profile,
 )  # fmt: skip
 aclnn.default_runtime().close()
-print(
-    json.dumps(
-        {
-            "operators": seen.operators,
-            "torch_npu": "torch_npu" in sys.modules,
-            "error": float((found - wanted).abs().max()),
-            "same": bool(torch.equal(provided.double(), found)),
-            "live": npu.live,
-            "family": runtime.family,
-        }
-    )
-)
+told = {
+    "operators": seen.operators,
+    "torch_npu": "torch_npu" in sys.modules,
+    "error": float((found - wanted).abs().max()),
+    "same": bool(torch.equal(provided.double(), found)),
+    "live": npu.live,
+    "family": runtime.family,
+}
+if "later" in sys.argv:
+    import torch_npu
+
+    cache = torch.zeros(2, 16, 1, 128, dtype=torch.float16, device="npu")
+    rows = torch.ones(1, 1, 128, dtype=torch.float16, device="npu")
+    slots = torch.tensor([17], dtype=torch.int32, device="npu")
+    torch_npu._npu_reshape_and_cache(rows, rows, cache, cache.clone(), slots)
+    told["written"] = int(cache.sum().item())
+print(json.dumps(told))

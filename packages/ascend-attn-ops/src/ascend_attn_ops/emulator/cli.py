@@ -13,7 +13,7 @@ from typing import Any
 
 from . import preload, requirements, runtime, soc, wheel
 from .builder import MANIFEST, Build, build, cache_folder
-from .errors import BuildError, EmulatorError, EmulatorUnavailableError
+from .errors import BuildError, EmulatorError, EmulatorOptionError, EmulatorUnavailableError
 
 DONE, UNAVAILABLE, USAGE = 0, 1, 2
 _NOT_FOUND = 127  # as a shell says
@@ -116,13 +116,21 @@ def _run(arguments: argparse.Namespace) -> int:
         profile, arguments.devices, arguments.memory, arguments.cann, arguments.dump
     )
     if arguments.calls is not None:
-        options["calls"] = str(Path(arguments.calls).resolve())
+        options["calls"] = _appendable(Path(arguments.calls).resolve())
     program = _resolved(arguments.program)
     if shutil.which(program[0]) is None:
         print(f"ascend emulator: {program[0]}: no such program", file=sys.stderr)
         return _NOT_FOUND
     sys.stdout.flush()
     os.execvpe(program[0], program, _environment(built.folder, options))  # noqa: S606
+
+
+def _appendable(path: Path) -> str:
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise EmulatorOptionError(f"calls: {path} cannot be written ({error})") from error
+    return str(path)
 
 
 def _resolved(program: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import torch
 
-from ..aclnn_abi import Parameter, Signature, VendorDtype, signature
+from ..aclnn_abi import Parameter, Signature, UnknownSignatureError, VendorDtype, signature
 from ..aclnn_abi.signatures import parse
 from .abi import (
     DTYPES,
@@ -94,11 +94,19 @@ def kernel(
 
     def register(function: Kernel) -> Kernel:
         for name in operators:
-            known = signature(name) if arguments is None else parse(name, arguments)
+            known = _recorded(name) if arguments is None else parse(name, arguments)
             _IMPLEMENTATIONS[name] = Implementation(known, function, check, workspace, resizes)
         return function
 
     return register
+
+
+def _recorded(name: str) -> Signature:
+    try:
+        return signature(name)
+    except UnknownSignatureError as error:
+        hint = f"say its arguments: kernel({name!r}, arguments='self -> out')"
+        raise UnknownSignatureError(f"{error}; {hint}") from None
 
 
 def load_kernels() -> dict[str, Implementation]:

@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from .record import Call, Counters, Recording
 _HANDLES = ("tensors", "scalars", "int_arrays", "float_arrays", "bool_arrays", "tensor_lists",
             "scalar_lists", "executors")  # fmt: skip
 _MEMORY_KINDS = {"device_allocations": 0, "host_allocations": 1}
+_VERSION = re.compile(r"\d+\.\d+(\.\w+)*")  # 8.5.0, 8.2.RC1
 MOST_DEVICES = 16  # as device.c
 _current: Emulator | None = None
 _LOCK = threading.RLock()  # the first operators of a process may be called by several threads
@@ -227,9 +229,11 @@ def activate(
     """
     profile = socs.emulated_profile(soc)
     built = build(profile, hide=hide)
+    served = _current is not None
     emulator = attach(built.folder, options(profile, devices, memory_bytes, cann, dump))
-    if import_torch_npu:
+    if not served:  # also when the program imports torch_npu later
         preload.after_import("torch_npu", preload.replace_atb)
+    if import_torch_npu:
         importlib.import_module("torch_npu")
     return emulator
 
@@ -250,6 +254,8 @@ def options(
         if value not in allowed:
             bounds = f"{allowed[0]} to {allowed[-1]}"
             raise EmulatorOptionError(f"{name}: found {value!r}, allowed: {bounds}")
+    if _VERSION.fullmatch(cann) is None:
+        raise EmulatorOptionError(f"cann: found {cann!r}, allowed: a version such as 8.5.0")
     return {
         "devices": devices,
         "memory_bytes": memory_bytes,
