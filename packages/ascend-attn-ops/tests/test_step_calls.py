@@ -64,6 +64,20 @@ def latent_layer(lengths: tuple[int, ...], *, joined: bool) -> dict[str, torch.T
             "query_rope": query_rope.contiguous(), "key_rope": rope}  # fmt: skip
 
 
+def repeat(calls: ops.StepCalls, tensors: dict[str, torch.Tensor], shared: dict[str, Any]) -> Any:
+    """The call of one layer among those of its step."""
+    return calls(ops.fused_infer_attention_score, tensors, shared["scale"], lambda: shared)
+
+
+def attend(tensors: dict[str, torch.Tensor], shared: dict[str, Any]) -> Any:
+    """The call of one layer alone."""
+    return ops.call(ops.fused_infer_attention_score, tensors, **shared)
+
+
+def norm() -> dict[str, str]:
+    return {"cache_mode": "Norm"}
+
+
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the operators whose calls were checked and planned."""
@@ -92,7 +106,7 @@ def test_every_layer_of_a_step_equals_the_reference(lengths: tuple[int, ...], ls
     shared, calls = arguments(lengths, softmax_lse_flag=lse), ops.StepCalls()
     for _ in range(3):
         tensors = layer(lengths)
-        got = calls(ops.fused_infer_attention_score, tensors, **shared)
+        got = repeat(calls, tensors, shared)
         assert_equals_reference(got, tensors, shared)
 
 
@@ -101,7 +115,7 @@ def test_latent_layers_equal_the_reference(joined: bool) -> None:
     shared, calls = arguments(num_key_value_heads=1), ops.StepCalls()
     for _ in range(2):
         tensors = latent_layer(LENGTHS, joined=joined)
-        got = calls(ops.fused_infer_attention_score, tensors, **shared)
+        got = repeat(calls, tensors, shared)
         assert_equals_reference(got, tensors, shared)
 
 
@@ -110,10 +124,10 @@ def test_slots_that_nobody_wrote_may_hold_anything() -> None:
     block = int(shared["block_table"][0, 0])
     for name in ("key", "value"):
         tensors[name][block, :, 5:] = float("nan")
-    got = ops.StepCalls()(ops.fused_infer_attention_score, tensors, **shared)[0]
+    got = repeat(ops.StepCalls(), tensors, shared)[0]
     assert got.isfinite().all()
     tensors["key"][block, :, 4] = float("nan")  # the control: a key that is read
-    assert ops.StepCalls()(ops.fused_infer_attention_score, tensors, **shared)[0].isnan().any()
+    assert repeat(ops.StepCalls(), tensors, shared)[0].isnan().any()
 
 
 def test_a_prompt_in_the_step_equals_the_reference(prepared: list[str]) -> None:
@@ -121,7 +135,7 @@ def test_a_prompt_in_the_step_equals_the_reference(prepared: list[str]) -> None:
     calls, tensors = ops.StepCalls(), layer((64, 9))
     for _ in range(2):
         tensors["query"] = torch.randn(5, HEADS, SIZE)
-        got = calls(ops.fused_infer_attention_score, tensors, **shared)
+        got = repeat(calls, tensors, shared)
         assert_equals_reference(got, tensors, shared)
     assert len(prepared) == 1
 
@@ -129,30 +143,30 @@ def test_a_prompt_in_the_step_equals_the_reference(prepared: list[str]) -> None:
 def test_layers_of_one_kind_are_prepared_once(prepared: list[str]) -> None:
     shared, calls = arguments(), ops.StepCalls()
     for _ in range(5):
-        calls(ops.fused_infer_attention_score, layer(), **shared)
+        repeat(calls, layer(), shared)
     assert len(prepared) == 1
-    calls(ops.fused_infer_attention_score, layer(), **shared | {"scale": 0.2})
+    repeat(calls, layer(), shared | {"scale": 0.2})
     other_strides = layer() | {"key": layer()["key"].contiguous()}
-    calls(ops.fused_infer_attention_score, other_strides, **shared)
+    repeat(calls, other_strides, shared)
     assert len(prepared) == 3
 
 
 def test_a_block_that_does_not_exist_is_named() -> None:
     shared = arguments((5, 5)) | {"block_table": torch.tensor([[0], [2]], dtype=torch.int32)}
     with pytest.raises(IndexError, match=r"block_table\[1, 0\]: found 2, allowed: 0 to 1"):
-        ops.StepCalls()(ops.fused_infer_attention_score, layer((5, 5)), **shared)
+        repeat(ops.StepCalls(), layer((5, 5)), shared)
 
 
 def test_broken_arguments_are_refused() -> None:
     with pytest.raises(ops.OpArgumentError, match="num_heads"):
-        ops.StepCalls()(ops.fused_infer_attention_score, layer(), **arguments(num_heads=5))
+        repeat(ops.StepCalls(), layer(), arguments(num_heads=5))
 
 
 def test_another_provider_is_asked_although_the_call_was_prepared() -> None:
     shared, calls, tensors = arguments(), ops.StepCalls(), layer()
-    calls(ops.fused_infer_attention_score, tensors, **shared)
+    repeat(calls, tensors, shared)
     with ops.use_provider("torch_npu"), pytest.raises(ops.ProviderUnavailableError):
-        calls(ops.fused_infer_attention_score, tensors, **shared)
+        repeat(calls, tensors, shared)
 
 
 def test_values_are_checked_while_sanitizing() -> None:
@@ -161,8 +175,9 @@ def test_values_are_checked_while_sanitizing() -> None:
     twice = tensors | caches | {"slot_mapping": torch.tensor([3, 3])}
     once = twice | {"slot_mapping": torch.tensor([3, 2])}
     calls = ops.StepCalls()
-    calls(ops.scatter_pa_kv_cache, twice, cache_mode="Norm")
-    for way in (calls, ops.call):
+    calls(ops.scatter_pa_kv_cache, twice, None, norm)
+    ways = (ops.call, lambda op, own, **_: calls(op, own, None, norm))
+    for way in ways:
         with ops.sanitize():
             way(ops.scatter_pa_kv_cache, once, cache_mode="Norm")
             with pytest.raises(ops.SanitizerError, match="slot 3"):
@@ -173,7 +188,7 @@ def test_a_layer_that_keeps_its_calls_keeps_no_rows() -> None:
     calls, cache = ops.StepCalls(), torch.zeros(1, 4, 1, 8)
     rows = {"key": torch.ones(1, 1, 8), "value": torch.ones(1, 1, 8)}
     own = rows | {"key_cache": cache, "value_cache": cache, "slot_mapping": torch.tensor([2])}
-    calls(ops.scatter_pa_kv_cache, own, cache_mode="Norm")
+    calls(ops.scatter_pa_kv_cache, own, None, norm)
     key = weakref.ref(rows.pop("key"))
     del own
     gc.collect()
@@ -195,12 +210,12 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("way", [ops.call, ops.StepCalls()])
+@pytest.mark.parametrize("way", [attend, lambda *call: repeat(ops.StepCalls(), *call)])
 def test_a_dispatch_mode_sees_the_call_and_nothing_changes(way: Any) -> None:
     shared, tensors = arguments(), layer()
-    alone = way(ops.fused_infer_attention_score, tensors, **shared)
+    alone = way(tensors, shared)
     with Recorder() as recorder:
-        followed = way(ops.fused_infer_attention_score, tensors, **shared)
+        followed = way(tensors, shared)
     assert recorder.names == ["ascend_attn::fused_infer_attention_score"]
     torch.testing.assert_close(followed[0], alone[0])
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ascend_attn_ops import StepCalls
-
 from .errors import InvalidFieldError
 from .latent_layout import LATENT_SIZE, ROPE_SIZE
-from .paged_step import write_rows
+from .paged_step import Writing, write_rows
 
 
 class LatentLayer:
@@ -41,7 +39,7 @@ class LatentLayer:
                 raise InvalidFieldError(name, value, "at least 1")
         self.num_heads, self.scale = num_heads, float(scale)
         self.latent_size, self.rope_size = latent_size, rope_size
-        self._writes = StepCalls()
+        self._writing = Writing()
 
     def write_kv(
         self,
@@ -65,4 +63,4 @@ class LatentLayer:
             ascend_attn_ops.OpArgumentError: Shapes or dtypes break the operator's contract.
         """
         first, second = ("latent", latent, latent_cache), ("rope", rope, rope_cache)
-        write_rows(first, second, slot_mapping, self._writes)
+        write_rows(first, second, slot_mapping, self._writing)

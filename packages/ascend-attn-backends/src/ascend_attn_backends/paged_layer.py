@@ -6,11 +6,11 @@ from typing import Protocol
 
 import torch
 
-from ascend_attn_ops import StepCalls, scatter_pa_kv_cache
+from ascend_attn_ops import scatter_pa_kv_cache
 
 from .errors import InvalidFieldError
-from .kv_layout import scatter_view
 from .masks import MaskMode
+from .paged_step import Writing, norm_mode
 
 
 class StepCounts(Protocol):
@@ -57,7 +57,7 @@ class PagedAttentionLayer:
             raise InvalidFieldError("num_heads", num_heads, f"a multiple of {self.num_kv_heads}")
         self.scale = float(scale)
         self.sliding_window = sliding_window
-        self._writes = StepCalls()
+        self._writing = Writing()
         self._modes = {
             causal: MaskMode.for_window(sliding_window, causal=causal) for causal in (True, False)
         }
@@ -88,14 +88,15 @@ class PagedAttentionLayer:
             raise InvalidFieldError("key", f"{key.shape[0]} rows", f"at least {rows}, one per slot")
         if rows == 0:
             return
+        caches = self._writing.views(key_cache, value_cache)
         tensors = {
             "key": (key if key.shape[0] == rows else key[:rows]).contiguous(),
             "value": (value if value.shape[0] == rows else value[:rows]).contiguous(),
-            "key_cache": scatter_view(key_cache),
-            "value_cache": scatter_view(value_cache),
+            "key_cache": caches[0],
+            "value_cache": caches[1],
             "slot_mapping": slot_mapping,
         }
-        self._writes(scatter_pa_kv_cache, tensors, cache_mode="Norm")
+        self._writing.calls(scatter_pa_kv_cache, tensors, None, norm_mode)
 
     def _check(
         self,

@@ -10,6 +10,7 @@ import torch
 from ascend_attn_ops import StepCalls, call, scatter_pa_kv_cache
 
 from .batch import AttentionBatch
+from .cache_views import CacheViews
 from .errors import AttentionBatchError, InvalidFieldError
 from .kv_layout import num_blocks_for, scatter_view
 from .latent_layout import kernel_block_size_for, kernel_block_table
@@ -146,7 +147,7 @@ def write_rows(
     first: tuple[str, torch.Tensor, torch.Tensor],
     second: tuple[str, torch.Tensor, torch.Tensor],
     slot_mapping: torch.Tensor,
-    calls: StepCalls | None = None,
+    writing: Writing | None = None,
 ) -> None:
     """Write two kinds of rows of the same tokens into their caches, in place.
 
@@ -155,7 +156,7 @@ def write_rows(
             ``[num_blocks, 1, block_size, size]`` (any strides).
         second: As ``first``; it may be the same.
         slot_mapping: ``[num_token_rows]`` int64; negative slots are skipped.
-        calls: Kept by a layer that writes in every step, so that its calls are checked once.
+        writing: What a layer keeps that writes in every step.
 
     Raises:
         InvalidFieldError: Fewer rows than slots.
@@ -169,14 +170,44 @@ def write_rows(
             )
     if count == 0:
         return
+    key, value = (
+        rows if rows.shape[0] == count else rows[:count] for _, rows, _ in (first, second)
+    )
+    caches = writing.views(first[2], second[2]) if writing else scatter_views(first[2], second[2])
     tensors = {
-        "key": first[1][:count, None].contiguous(),
-        "value": second[1][:count, None].contiguous(),
-        "key_cache": scatter_view(first[2]),
-        "value_cache": scatter_view(second[2]),
+        "key": key.unsqueeze(1).contiguous(),
+        "value": value.unsqueeze(1).contiguous(),
+        "key_cache": caches[0],
+        "value_cache": caches[1],
         "slot_mapping": slot_mapping,
     }
-    (calls or call)(scatter_pa_kv_cache, tensors, cache_mode="Norm")
+    if writing:
+        writing.calls(scatter_pa_kv_cache, tensors, None, norm_mode)
+    else:
+        call(scatter_pa_kv_cache, tensors, **norm_mode())
+
+
+def scatter_views(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two caches as the writer takes them."""
+    return scatter_view(first), scatter_view(second)
+
+
+def norm_mode() -> dict[str, str]:
+    """Arguments of the writer for caches that it takes as they are."""
+    return {"cache_mode": "Norm"}
+
+
+@attrs.frozen(eq=False)
+class Writing:
+    """What a layer keeps that writes into the same caches in every step.
+
+    Attributes:
+        calls: Its calls, checked once for each shape.
+        views: Its caches as the writer takes them.
+    """
+
+    calls: StepCalls = attrs.field(factory=StepCalls, init=False)
+    views: CacheViews = attrs.field(factory=lambda: CacheViews(scatter_views), init=False)
 
 
 def check_shape(name: str, tensor: torch.Tensor, rows: int, *sizes: int | None) -> None:
@@ -185,6 +216,9 @@ def check_shape(name: str, tensor: torch.Tensor, rows: int, *sizes: int | None) 
     Raises:
         InvalidFieldError: Another shape; names the tensor.
     """
+    shape = tensor.shape
+    if shape[1:] == sizes and shape[0] >= rows:
+        return
     fits = tensor.dim() == 1 + len(sizes) and tensor.shape[0] >= rows
     pairs = zip(sizes, tensor.shape[1:], strict=False)
     if not fits or any(want not in (None, found) for want, found in pairs):

@@ -69,18 +69,36 @@ class StepCalls:
 
     _ready: dict[Hashable, Callable[..., Any]] = attrs.field(factory=dict, init=False)
 
-    def __call__(self, op: Operator[Any], tensors: Tensors, **arguments: Any) -> Any:
-        """Outputs of the operator; arguments and errors are those of :func:`call`."""
+    def __call__(
+        self,
+        op: Operator[Any],
+        tensors: Tensors,
+        kind: Hashable,
+        fixed: Callable[[], Mapping[str, Any]],
+    ) -> Any:
+        """Outputs of the operator.
+
+        Args:
+            op: The operator.
+            tensors: What differs from layer to layer or from step to step, by name; the first is
+                present and decides on the way.
+            kind: Equal for calls whose other arguments are equal, as far as they differ in a step.
+            fixed: Makes the other arguments; asked only where a call is not prepared yet.
+
+        Raises:
+            OpArgumentError: The contract, or the product's limits, are broken.
+            SanitizerError: Tensor values are illegal (only when sanitizing).
+            NoProviderError: No provider takes the call.
+        """
         if is_followed(_first(tensors)):
-            return call(op, tensors, **arguments)
+            return call(op, tensors, **fixed())
         own = [None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors.values()]
-        # A tensor is hashed, and found equal, by its identity; the dictionary keeps it alive.
-        key = (op.name, *context_choices(), *arguments.items(), *own)
+        key = (op.name, kind, *context_choices(), *own)
         ready = self._ready.get(key)
         if ready is None:
             if len(self._ready) >= _MOST_KINDS:
                 self._ready.clear()
-            ready = self._ready[key] = _prepared(op, tensors, arguments)
+            ready = self._ready[key] = _prepared(op, tensors, fixed())
         return ready(**tensors)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ascend_attn_ops import PartialAttention
+from ascend_attn_ops import PartialAttention, fused_infer_attention_score
 
 from ..masks import MaskMode
 from ..paged_step import check_shape
 from ..sfa import AscendSFAImpl
 from ..standard import AttentionLaunch
-from .layer import LatentAttentionLayer
+from .layer import LatentAttentionLayer, own_tensors
 from .metadata import AscendMLAMetadata
 
 
@@ -125,16 +127,21 @@ class AscendMLAImpl(LatentAttentionLayer):
         *,
         lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        mode = MaskMode.for_window(None, causal=launch.causal)
-        return self._call(
-            (launch.gather(q_nope), launch.gather(q_pe)),
-            caches,
-            launch.calls,
-            atten_mask=metadata.causal_template if mode.needs_template else None,
-            actual_seq_lengths=launch.query_lens_cumulative,
-            actual_seq_lengths_kv=launch.seq_lens,
-            block_table=launch.block_table,
-            sparse_mode=mode.sparse_mode,
-            block_size=metadata.block_size,
-            softmax_lse_flag=lse,
-        )
+        def fixed() -> dict[str, Any]:
+            mode = MaskMode.for_window(None, causal=launch.causal)
+            return {
+                **self._fixed(self.num_heads),
+                "atten_mask": metadata.causal_template if mode.needs_template else None,
+                "actual_seq_lengths": launch.query_lens_cumulative,
+                "actual_seq_lengths_kv": launch.seq_lens,
+                "block_table": launch.block_table,
+                "sparse_mode": mode.sparse_mode,
+                "block_size": metadata.block_size,
+                "softmax_lse_flag": lse,
+            }
+
+        tensors = own_tensors((launch.gather(q_nope), launch.gather(q_pe)), caches)
+        kind = (self.num_heads, self.scale, lse)
+        result: tuple[torch.Tensor, torch.Tensor]
+        result = launch.calls(fused_infer_attention_score, tensors, kind, fixed)
+        return result

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ascend_attn_ops import fused_infer_attention_score
 
+from ..cache_views import CacheViews
 from ..kv_layout import attention_view
 from ..paged_layer import PagedAttentionLayer
 from .metadata import AscendMetadata, AttentionLaunch
@@ -16,6 +19,12 @@ _FULL_MASK = 1  # sparse_mode of a mask without a rule
 
 class AscendAttentionBackendImpl(PagedAttentionLayer):
     """Attention of one layer; see :class:`PagedAttentionLayer` for its arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._views = CacheViews(
+            lambda *caches: (attention_view(caches[0]), attention_view(caches[1]))
+        )
 
     def forward(
         self,
@@ -43,7 +52,7 @@ class AscendAttentionBackendImpl(PagedAttentionLayer):
             ascend_attn_ops.OpArgumentError: The arguments break the operator's contract.
         """
         self._check(query, key_cache, metadata, output)
-        key, value = attention_view(key_cache), attention_view(value_cache)
+        key, value = self._views(key_cache, value_cache)
         for launch in metadata.launches:
             result = self._attend(launch.gather(query), key, value, metadata, launch)
             launch.scatter(result, output)
@@ -64,22 +73,26 @@ class AscendAttentionBackendImpl(PagedAttentionLayer):
         launch: AttentionLaunch,
     ) -> torch.Tensor:
         mode = self._modes[launch.causal]
-        result: torch.Tensor = launch.calls(
-            fused_infer_attention_score,
-            {"query": query, "key": key, "value": value},
-            atten_mask=metadata.causal_template if mode.needs_template else None,
-            actual_seq_lengths=launch.query_lens_cumulative,
-            actual_seq_lengths_kv=launch.seq_lens,
-            block_table=launch.block_table,
-            num_heads=self.num_heads,
-            scale=self.scale,
-            pre_tokens=mode.pre_tokens,
-            next_tokens=mode.next_tokens,
-            input_layout="TND",
-            num_key_value_heads=self.num_kv_heads,
-            sparse_mode=mode.sparse_mode,
-            block_size=metadata.block_size,
-        )[0]
+
+        def fixed() -> dict[str, Any]:
+            return {
+                "atten_mask": metadata.causal_template if mode.needs_template else None,
+                "actual_seq_lengths": launch.query_lens_cumulative,
+                "actual_seq_lengths_kv": launch.seq_lens,
+                "block_table": launch.block_table,
+                "num_heads": self.num_heads,
+                "scale": self.scale,
+                "pre_tokens": mode.pre_tokens,
+                "next_tokens": mode.next_tokens,
+                "input_layout": "TND",
+                "num_key_value_heads": self.num_kv_heads,
+                "sparse_mode": mode.sparse_mode,
+                "block_size": metadata.block_size,
+            }
+
+        tensors = {"query": query, "key": key, "value": value}
+        kind = (self.num_heads, self.num_kv_heads, self.scale, mode)
+        result: torch.Tensor = launch.calls(fused_infer_attention_score, tensors, kind, fixed)[0]
         return result
 
     def _attend_tokens(
