@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import re
 from typing import Any
 
@@ -17,7 +18,7 @@ import attrs
 import pytest
 import specdecode_matrix as matrix
 import torch
-from engines import REPOSITORY
+from engines import REPOSITORY, run_python
 from specdecode_runs import argmax_after, generate
 
 from ascend_specdecode import (
@@ -238,3 +239,14 @@ def test_the_command_line_says_so_where_drafts_cost_more_than_they_save(
     text = capsys.readouterr().out
     (speed_up,) = re.findall(r"speed-up +([\d.]+) over", text)
     assert 0 < float(speed_up) < 0.9, text
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    readme = (REPOSITORY / "packages" / "ascend-specdecode" / "README.md").read_text("utf-8")
+    examples = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (example,) = [text for text in examples if "ascend_specdecode.hf" in text]
+    done = run_python(["-c", example, str(FOLDER)], dict(os.environ), timeout=300)
+    assert done.returncode == 0, done.stderr
+    text, _, length = done.stdout.strip().rpartition(" ")
+    assert re.search(r"[a-z]{3,}", text)
+    assert float(length) >= 0
