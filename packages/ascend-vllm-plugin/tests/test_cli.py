@@ -2,13 +2,14 @@
 
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
-from ascend_vllm_plugin import ModelFolderError, PortInUseError, compat
+from ascend_vllm_plugin import EngineOptionError, ModelFolderError, PortInUseError, compat
 from ascend_vllm_plugin.cli import main
 from ascend_vllm_plugin.explain import plain_message, prepare_environment
-from ascend_vllm_plugin.model_folder import require_model
+from ascend_vllm_plugin.model_folder import OBJECTS, require_model, require_readable_options
 from ascend_vllm_plugin.serve import require_free_port, with_local_host
 
 COMMANDS = ("explain", "doctor", "serve", "routing")
@@ -136,6 +137,30 @@ def test_a_path_that_is_not_there_is_refused(model):
 @pytest.mark.parametrize("model", ["owner/name", "name"])
 def test_names_of_the_hub_are_left_to_vllm(model):
     require_model(model)
+
+
+def options(**changes):
+    return SimpleNamespace(**{**dict.fromkeys(OBJECTS), **changes})
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize("value", [[1], "[1]", 3])
+def test_an_option_that_is_no_object_is_named(name, value):
+    option = "--" + name.replace("_", "-")
+    with pytest.raises(EngineOptionError, match=f"{option} is .*: allowed is a JSON object"):
+        require_readable_options(options(**{name: value}))
+
+
+@pytest.mark.parametrize("draft", [None, "ascend_vllm_plugin.NgramProposer", "owner/name"])
+def test_drafts_that_are_no_folders_are_left_to_vllm(draft):
+    require_readable_options(options(speculative_config={"model": draft}))
+    require_readable_options(options())
+
+
+def test_a_draft_that_is_not_there_is_named(tmp_path):
+    wanted = options(speculative_config={"method": "dflash", "model": str(tmp_path / "none")})
+    with pytest.raises(ModelFolderError, match="none': there is no such folder"):
+        require_readable_options(wanted)
 
 
 def test_a_port_in_use_is_named():

@@ -16,13 +16,12 @@ from ascend_attn_backends import NoBackendError
 from ascend_vllm_plugin.compat import require_platform, single_process_defaults
 from ascend_vllm_plugin.environment import EXPLAIN, ROUTING_FILE, simulation_requested
 from ascend_vllm_plugin.errors import (
-    EngineOptionError,
     ModelFolderError,
     NpuUnavailableError,
     PluginError,
     SimulationUnavailableError,
 )
-from ascend_vllm_plugin.model_folder import require_model
+from ascend_vllm_plugin.model_folder import require_readable_options
 from ascend_vllm_plugin.modes import expected_platform
 from ascend_vllm_plugin.routing import RoutingTable, parse_routing
 
@@ -35,10 +34,6 @@ LOAD_FORMAT = "ascend_nothing"
 
 KV_CACHE_BYTES = 1 << 20
 """Size of the cache, which is never made; without one vLLM would measure the memory."""
-
-
-OBJECTS = ("speculative_config", "additional_config", "kv_transfer_config")
-"""Options that take JSON objects and that vLLM reads without a look at what they are."""
 
 
 def register_loader() -> None:
@@ -102,13 +97,7 @@ def engine_arguments(model: str, options: Sequence[str]) -> EngineArgs:
         arguments = EngineArgs.from_cli_args(parsed)
     except OSError as error:
         raise ModelFolderError(model, str(error)) from error
-    for name in OBJECTS:
-        value = getattr(arguments, name)
-        if isinstance(value, (list, str, int, float)):
-            raise EngineOptionError(f"--{name.replace('_', '-')}", value, "a JSON object")
-    draft = (arguments.speculative_config or {}).get("model")
-    if isinstance(draft, str):
-        require_model(draft)
+    require_readable_options(arguments)
     return arguments
 
 

@@ -1,4 +1,4 @@
-"""Whether a model that was named can be read at all; asked before vLLM is loaded."""
+"""Whether the models that were named can be read at all; asked before vLLM looks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,33 @@ import json
 from pathlib import Path
 from typing import Final
 
-from ascend_vllm_plugin.errors import ModelFolderError
+from ascend_vllm_plugin.errors import EngineOptionError, ModelFolderError
 
 CONFIGURATIONS: Final = ("config.json", "params.json")
 """What vLLM looks for in a folder: the configuration of transformers, or of Mistral."""
+
+
+OBJECTS: Final = ("speculative_config", "additional_config", "kv_transfer_config")
+"""Options of vLLM that take JSON objects, and that it reads without a look at what they are."""
+
+
+def require_readable_options(arguments: object) -> None:
+    """Check what the options of an engine name, of which vLLM says little when it is wrong.
+
+    Args:
+        arguments: with attributes named after vLLM's options.
+
+    Raises:
+        EngineOptionError: an option that takes a JSON object has something else.
+        ModelFolderError: there is no such draft.
+    """
+    for name in OBJECTS:
+        value = getattr(arguments, name)
+        if isinstance(value, (list, str, int, float)):
+            raise EngineOptionError(f"--{name.replace('_', '-')}", value, "a JSON object")
+    draft = (getattr(arguments, OBJECTS[0]) or {}).get("model")
+    if isinstance(draft, str):
+        require_model(draft)
 
 
 def require_model(model: str) -> None:

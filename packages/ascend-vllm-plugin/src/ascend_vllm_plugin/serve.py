@@ -12,6 +12,7 @@ from typing import Any
 
 from ascend_vllm_plugin.doctor import PROBLEM, Finding, diagnose
 from ascend_vllm_plugin.errors import PortInUseError
+from ascend_vllm_plugin.model_folder import require_readable_options
 
 LOCAL_HOST = "127.0.0.1"
 """Where the server listens unless `--host` says otherwise; vLLM's default is every address."""
@@ -32,6 +33,8 @@ def serve(arguments: Sequence[str]) -> None:
         arguments: those of `vllm serve`; `--host` is 127.0.0.1 when they do not name one.
 
     Raises:
+        EngineOptionError: an option that takes a JSON object has something else.
+        ModelFolderError: there is no such draft.
         PortInUseError: somebody listens there already, or this user may not.
     """
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
@@ -39,6 +42,7 @@ def serve(arguments: Sequence[str]) -> None:
     cli_env_setup()  # type: ignore[no-untyped-call]
     parser, command = _vllm_serve()
     parsed = parser.parse_args(["serve", *with_local_host(arguments)])
+    require_readable_options(parsed)
     command.validate(parsed)
     if not parsed.uds and not parsed.headless:
         require_free_port(parsed.host, parsed.port)
