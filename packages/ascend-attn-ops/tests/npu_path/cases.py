@@ -351,6 +351,40 @@ def prolog(version: int, width: int, mode: str = "PA_BSND") -> Callable[[Generat
     return build
 
 
+def quantised_prolog(version: int, *, everything: bool) -> Callable[[Generator], Arguments]:
+    """int8 weights: the second query projection alone, or all, with int8 cache and query, too."""
+
+    def build(g: Generator) -> Arguments:
+        width = 7168 if version == 2 else 1024
+        made = prolog(version, width)(g)
+
+        def scales(columns: int) -> torch.Tensor:
+            return torch.rand(1, columns, generator=g) * 1e-3 + 1e-4
+
+        made |= {
+            "weight_uq_qr": int8(g, 1536, 2 * 192),
+            "dequant_scale_w_uq_qr": scales(2 * 192),
+            "smooth_scales_cq": torch.rand(1, 1536, generator=g) + 0.5,
+        }
+        if version == 3:
+            made["weight_quant_mode"] = 2 if everything else 1
+        if everything:
+            made |= {
+                "token_x": int8(g, 3, width),
+                "weight_dq": int8(g, width, 1536),
+                "weight_dkv_kr": int8(g, width, 576),
+                "dequant_scale_x": torch.rand(3, 1, generator=g) * 0.05,
+                "dequant_scale_w_dq": scales(1536),
+                "dequant_scale_w_dkv_kr": scales(576),
+                "kv_cache": int8(g, 4, 16, 1, 512),
+                "quant_scale_ckv": torch.rand(1, generator=g) * 20 + 10,
+            }
+            made |= {"kv_cache_quant_mode": 1, "query_quant_mode": 1} if version == 3 else {}
+        return made
+
+    return build
+
+
 def double(value: Any) -> Any:
     return [tensor * 2 for tensor in value] if isinstance(value, list) else value * 2
 
@@ -433,6 +467,12 @@ def latent_cases() -> Iterator[Case]:
         unspecified=no_scale,
     )
     yield Case("mla_prolog_v3", "paged", prolog(3, 1024), other, before=weights_in_nz)
+    scale = changed(dequant_scale_w_uq_qr=double)
+    for op, version in (("mla_prolog_v2", 2), ("mla_prolog_v3", 3)):
+        for name, everything in (("int8_projection", False), ("int8", True)):
+            build = quantised_prolog(version, everything=everything)
+            absent = no_scale if version == 2 and not everything else frozenset()
+            yield Case(op, name, build, scale, before=weights_in_nz, unspecified=absent)
     yield Case("mla_prolog_v3", "nz_cache", prolog(3, 1024, "PA_NZ"), other, before=weights_in_nz)
 
 

@@ -80,6 +80,14 @@ def results(op: ops.Operator[Any], arguments: Arguments, **options: Any) -> dict
     return {name: tensor.cpu() for name, tensor in found.items()}
 
 
+def tolerance(case: Case) -> ops.Tolerance:
+    """The operator's for the floats of the call; of int8 results see :func:`differences`."""
+    tensors = [t for t in case.arguments().values() if isinstance(t, torch.Tensor)]
+    known = case.operator.tolerances
+    floats = {t.dtype for t in tensors if t.dtype.is_floating_point and t.dtype in known}
+    return known[floats.pop()] if floats else DEFAULT_TOLERANCE
+
+
 def differences(
     found: Mapping[str, torch.Tensor],
     wanted: Mapping[str, torch.Tensor],

@@ -16,7 +16,7 @@ import torch
 from npu_path import direct
 from npu_path.cases import CASES
 from npu_path.expected_calls import expected_call
-from npu_path.support import Case, copied, differences, on_npu, results
+from npu_path.support import Case, copied, differences, on_npu, results, tolerance
 from npu_path.test_processes import clean_environment
 
 import ascend_attn_ops as ops
@@ -89,8 +89,9 @@ def test_results_and_call_of_the_provider(case: Case, npu: Emulator) -> None:
     control = case.control(case.arguments())
     noticed = results(case.operator, copied(control), provider="reference", **options)
     found = specified(case, found)
-    assert differences(found, specified(case, wanted)) == []
-    assert differences(found, specified(case, noticed)), "the control was not noticed"
+    assert differences(found, specified(case, wanted), tolerance(case)) == []
+    noticed = specified(case, noticed)
+    assert differences(found, noticed, tolerance(case)), "the control was not noticed"
     (call,) = seen.calls
     assert (call.operator, call.described()) == expected(case, npu)
 

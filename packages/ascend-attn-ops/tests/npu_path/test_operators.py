@@ -12,7 +12,7 @@ import pytest
 import torch
 from npu_path.cases import CASES
 from npu_path.expected_calls import NAMES, ON_A5, expected_call
-from npu_path.support import DEFAULT_TOLERANCE, Case, copied, differences, on_npu, results
+from npu_path.support import Case, copied, differences, on_npu, results, tolerance
 
 import ascend_attn_ops as ops
 from ascend_attn_ops.emulator import Call, Emulator, emulated_profile
@@ -57,12 +57,6 @@ def reference(case: Case, npu: Emulator, arguments: Any) -> dict[str, torch.Tens
 
 def specified(case: Case, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if name not in case.unspecified}
-
-
-def tolerance(case: Case) -> ops.Tolerance:
-    dtypes = {t.dtype for t in case.arguments().values() if isinstance(t, torch.Tensor)}
-    known = case.operator.tolerances
-    return next((known[dtype] for dtype in dtypes if dtype in known), DEFAULT_TOLERANCE)
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
