@@ -95,14 +95,18 @@ _ROTARY_MODES = {"half": 0, "interleave": 1}
 _NZ_WEIGHTS = ("weight_dq", "weight_uq_qr", "weight_dkv_kr")
 
 
+def expected_operator(op: str, arguments: Arguments, profile: HardwareProfile) -> str:
+    """The operator version that serves a call on a product."""
+    operator, _ = NAMES[op]
+    if arguments.get("sinks") is not None:
+        operator += "V2"
+    return ON_A5.get(operator, operator) if profile.family.value == "A5" else operator
+
+
 def expected_call(case: Case, profile: HardwareProfile) -> tuple[str, dict[str, Any]]:
     """Operator name and described arguments, in the order of the signature."""
     arguments = case.arguments()
-    operator, names = NAMES[case.op]
-    if arguments.get("sinks") is not None:
-        operator += "V2"
-    if profile.family.value == "A5":
-        operator = ON_A5.get(operator, operator)
+    operator, names = expected_operator(case.op, arguments, profile), NAMES[case.op][1]
     record = case.operator.bind(**CHANGED.get((case.op, case.name), dict)(arguments))
     if operator.startswith("atb::"):
         return operator, {name: described(value) for name, value in arguments.items()}
