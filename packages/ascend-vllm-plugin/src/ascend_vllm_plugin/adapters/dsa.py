@@ -123,16 +123,18 @@ class CompressedAttention(DeepseekV4Attention):
             use_mla=True,
             compress_ratio=self.compress_ratio,
         )
-        selection.record_layer(kind, selection.route_of(request))
-        refusals, name = model_refusals(config), DSA
-        if self.indexer is not None and not refusals:
-            asked = layer_request(
-                head_size=self.indexer.head_dim, num_heads=self.indexer.n_head, **shared
-            )
-            name = AscendDSAIndexerBackend.name
-            refusals = AscendDSAIndexerBackend.refusals(asked, simulated_profile())
+        refusals = model_refusals(config)
         if refusals:
-            raise LayerRefusedError(name, refusals)
+            raise LayerRefusedError(DSA, refusals)
+        selection.record_layer(kind, selection.route_of(request))
+        if self.indexer is None:
+            return
+        asked = layer_request(
+            head_size=self.indexer.head_dim, num_heads=self.indexer.n_head, **shared
+        )
+        refusals = AscendDSAIndexerBackend.refusals(asked, simulated_profile())
+        if refusals:
+            raise LayerRefusedError(AscendDSAIndexerBackend.name, refusals)
 
     def _take_caches(self, config: VllmConfig) -> None:
         """Give the caches our form; vLLM has built them, under names that its model fixes."""
@@ -305,6 +307,13 @@ def model_refusals(config: VllmConfig) -> list[Refusal]:
     if dtype not in HALF:
         kernels = "vLLM's kernels of the residual streams (hc_pre_fused_cpu) take no other"
         refusals.append(refusal(DSA, "dtype", dtype, f"{' or '.join(HALF)}: {kernels}"))
+    if config.model_config.quantization is not None:
+        allowed = "none: the layer reads the weights of wo_a and of the compressors as they are"
+        refusals.append(refusal(DSA, "quantization", config.model_config.quantization, allowed))
+    ranks = config.parallel_config.decode_context_parallel_size
+    if ranks > 1:
+        allowed = "1: vLLM keeps no sliding window where ranks share keys (SlidingWindowSpec)"
+        refusals.append(refusal(DSA, "decode_context_parallel_size", str(ranks), allowed))
     if config.kv_transfer_config is not None:
         connector = str(config.kv_transfer_config.kv_connector)
         allowed = "none: no connector knows the states of compressors"
