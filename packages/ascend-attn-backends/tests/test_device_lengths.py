@@ -136,19 +136,27 @@ def test_no_device_tensor_is_read(builder: Any, starts: bool) -> None:
     assert [launch.seq_lens for launch in metadata.launches] == [(20, 9, 33)]
 
 
+LARGE = {
+    "without bounds": ([8], {"seq_lens_cpu_upper_bound": None}, 1 << 26),
+    "with a prompt": ([17], {}, 1 << 26),
+    "with too many keys": ([8], {}, 100),
+}
+
+
 @pytest.mark.parametrize("builder", BUILDERS)
-@pytest.mark.parametrize("given_bounds", [True, False])
-def test_control_a_long_step_and_one_without_bounds_are_read(
-    builder: Any, given_bounds: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", LARGE)
+def test_control_other_steps_are_read(
+    builder: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_step, "MOST_MASKED_KEYS", 100)
-    monkeypatch.setattr(all_keys, "MOST_CHOSEN_KEYS", 100)
-    batch = bounded(AttentionBatch.from_lengths([8], [33], 16))
-    if not given_bounds:
-        batch = attrs.evolve(batch, seq_lens_cpu_upper_bound=None)
+    query_lens, changes, most = LARGE[name]
+    monkeypatch.setattr(token_step, "MOST_MASKED_KEYS", most)
+    monkeypatch.setattr(all_keys, "MOST_CHOSEN_KEYS", most)
+    batch = attrs.evolve(bounded(AttentionBatch.from_lengths(query_lens, [33], 16)), **changes)
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
         unread(builder, batch)
     assert len(builder(16).build(batch).launches) == 1
+    longest = bounded(AttentionBatch.from_lengths([16], [33], 16))
+    assert name == "with too many keys" or builder(16).build(longest).launches == ()
 
 
 def test_blocks_that_one_token_cannot_have_are_read_with_host_lengths() -> None:

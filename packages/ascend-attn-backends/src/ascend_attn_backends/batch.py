@@ -16,6 +16,10 @@ from .kv_layout import PAD_SLOT, num_blocks_for, slots_for_positions
 from .split import BatchSplit, split_rows
 from .transfer import copy_to_device
 
+MOST_VERIFIED_TOKENS = 16
+"""Tokens of a request up to which a step counts as decode or verification (vllm-ascend's limit on
+the tokens of a request that are verified at once)."""
+
 
 @attrs.frozen(eq=False, kw_only=True)
 class AttentionBatch:
@@ -46,7 +50,8 @@ class AttentionBatch:
         seq_lens_cpu: Host copy of ``seq_lens``; exact, an upper bound is not enough.
         seq_lens_cpu_upper_bound: ``[num_rows]`` int32 in host memory, not less than ``seq_lens``:
             what a scheduler knows while the acceptance of drafts is on the way. Where
-            ``seq_lens_cpu`` is None, builders that would read ``seq_lens`` leave it on the device.
+            ``seq_lens_cpu`` is None, builders that would read ``seq_lens`` leave it on the device,
+            unless a request has more than 16 tokens.
         causal_cpu: Host copy of a per-request ``causal``.
         is_prefilling: ``[num_rows]`` bool in host memory: the request still computes tokens that
             were known before this step. See :func:`ascend_attn_backends.prefill_flags`.
@@ -112,10 +117,12 @@ class AttentionBatch:
 
         Returns:
             ``num_reqs`` integers from 1; empty for a batch with host lengths, without bounds or
-            without tokens.
+            without tokens, and for one with a prompt: attending token by token, which bounds allow,
+            would cost more than reading the lengths.
         """
         bounds = self.seq_lens_cpu_upper_bound
-        if bounds is None or self.seq_lens_cpu is not None or not self.num_tokens:
+        prompt = self.max_query_len > MOST_VERIFIED_TOKENS
+        if bounds is None or self.seq_lens_cpu is not None or not self.num_tokens or prompt:
             return []
         held: list[int] = bounds[: self.num_reqs].clamp(1, max(room, 1)).tolist()
         return held

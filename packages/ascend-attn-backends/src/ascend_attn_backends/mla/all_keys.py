@@ -39,8 +39,8 @@ def all_keys_step(batch: AttentionBatch, block_size: int) -> AllKeysStep | None:
         block_size: Tokens per cache block.
 
     Returns:
-        None for a batch without tokens, whose lengths the host knows, or on which it has no bounds,
-        and where indices would be too large or requests differ in causality.
+        None where :meth:`AttentionBatch.only_bounds` has none, indices are too large, or requests
+        differ in causality.
     """
     bounds = batch.only_bounds(batch.block_table.shape[1] * block_size)
     if not bounds or not isinstance(batch.causal, bool):

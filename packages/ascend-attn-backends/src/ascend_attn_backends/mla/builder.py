@@ -29,8 +29,9 @@ class AscendMLAMetadataBuilder(PartialMetadataBuilder):
 
         Where the batch has bounds instead of host lengths (``seq_lens_cpu_upper_bound``) nothing is
         read: sparse_flash_attention computes the step with every key chosen, see
-        :class:`AllKeysStep`. A step whose indices would be larger than 256 MiB, that is one with a
-        long prompt, reads its lengths, and so does one whose requests differ in causality.
+        :class:`AllKeysStep`. A step in which a request has more than 16 tokens, or whose indices
+        would be larger than 256 MiB, reads its lengths, and so does one whose requests differ in
+        causality.
 
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.

@@ -46,8 +46,8 @@ class AscendAttentionMetadataBuilder:
 
         Where the batch has bounds instead of host lengths (``seq_lens_cpu_upper_bound``) nothing is
         read: the lengths stay on the device, see :class:`TokenStep`. The keys up to the bound are
-        then read once per token, which suits decode and verification; a step whose masks would be
-        larger than 64 MiB, that is one with a long prompt, reads its lengths.
+        then read once per token, which suits decode and verification; a step in which a request has
+        more than 16 tokens, or whose masks would be larger than 64 MiB, reads its lengths.
 
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.

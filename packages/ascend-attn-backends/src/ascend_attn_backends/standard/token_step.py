@@ -88,8 +88,7 @@ def token_step(batch: AttentionBatch, block_size: int) -> TokenStep | None:
         block_size: Tokens per cache block.
 
     Returns:
-        None for a batch without tokens, whose lengths the host knows, or on which it has no bounds,
-        and where masks or blocks would be too large.
+        None where :meth:`AttentionBatch.only_bounds` has none, or masks or blocks are too large.
     """
     table = batch.block_table[: batch.num_reqs]
     room = table.shape[1] * block_size
