@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,34 @@ class _Layout(NamedTuple):
     shape: tuple[int | None, ...]
     host: bool = False
 
+    def fits(self, value: torch.Tensor) -> bool:
+        """Whether a tensor is laid out like this."""
+        shape = value.shape
+        if shape != self.shape:
+            pairs = zip(self.shape, shape, strict=False)
+            if len(shape) != len(self.shape) or any(n not in (None, m) for n, m in pairs):
+                return False
+        return value.dtype == self.dtype and (value.is_cpu or not self.host)
+
+
+@lru_cache(maxsize=256)
+def _layouts(rows: int, tokens: int) -> tuple[tuple[str, _Layout], ...]:
+    """Layout of every tensor of a batch of so many rows and token rows."""
+    host_rows = _Layout(torch.int32, (rows,), host=True)
+    flags = _Layout(torch.bool, (rows,), host=True)
+    return (
+        ("query_start_loc", _Layout(torch.int32, (rows + 1,))),
+        ("seq_lens", _Layout(torch.int32, (rows,))),
+        ("block_table", _Layout(torch.int32, (rows, None))),
+        ("slot_mapping", _Layout(torch.int64, (tokens,))),
+        ("causal", _Layout(torch.bool, (rows,))),
+        ("query_start_loc_cpu", _Layout(torch.int32, (rows + 1,), host=True)),
+        ("seq_lens_cpu", host_rows),
+        ("seq_lens_cpu_upper_bound", host_rows),
+        ("causal_cpu", flags),
+        ("is_prefilling", flags),
+    )
+
 
 def check_structure(batch: AttentionBatch) -> None:
     """Check counts, shapes and dtypes; reads no tensor value."""
@@ -27,37 +56,19 @@ def check_structure(batch: AttentionBatch) -> None:
         _at_least_zero(name, getattr(batch, name))
     for name in ("num_padded_reqs", "num_padded_tokens"):
         _at_least_zero(name, getattr(batch, name))
-    rows = batch.num_rows
-    expected = {
-        "query_start_loc": _Layout(torch.int32, (rows + 1,)),
-        "seq_lens": _Layout(torch.int32, (rows,)),
-        "block_table": _Layout(torch.int32, (rows, None)),
-        "slot_mapping": _Layout(torch.int64, (batch.num_token_rows,)),
-        "causal": _Layout(torch.bool, (rows,)),
-        "query_start_loc_cpu": _Layout(torch.int32, (rows + 1,), host=True),
-        "seq_lens_cpu": _Layout(torch.int32, (rows,), host=True),
-        "seq_lens_cpu_upper_bound": _Layout(torch.int32, (rows,), host=True),
-        "causal_cpu": _Layout(torch.bool, (rows,), host=True),
-        "is_prefilling": _Layout(torch.bool, (rows,), host=True),
-    }
-    for name, layout in expected.items():
+    for name, layout in _layouts(batch.num_rows, batch.num_token_rows):
         value = getattr(batch, name)
-        if isinstance(value, torch.Tensor):
-            _check_tensor(name, value, layout)
+        if isinstance(value, torch.Tensor) and not layout.fits(value):
+            raise _misfit(name, value, layout)
 
 
-def _check_tensor(name: str, value: torch.Tensor, layout: _Layout) -> None:
-    fits = value.ndim == len(layout.shape) and all(
-        size in (None, found) for size, found in zip(layout.shape, value.shape, strict=True)
+def _misfit(name: str, value: torch.Tensor, layout: _Layout) -> AttentionBatchError:
+    sizes = ["any" if size is None else size for size in layout.shape]
+    return AttentionBatchError(
+        name,
+        f"{value.dtype} {list(value.shape)} on {value.device}",
+        f"{layout.dtype} {sizes}{' in host memory' if layout.host else ''}",
     )
-    place = " in host memory" if layout.host else ""
-    if not fits or value.dtype != layout.dtype or (layout.host and value.device.type != "cpu"):
-        sizes = ["any" if size is None else size for size in layout.shape]
-        raise AttentionBatchError(
-            name,
-            f"{value.dtype} {list(value.shape)} on {value.device}",
-            f"{layout.dtype} {sizes}{place}",
-        )
 
 
 def _at_least_zero(name: str, value: int) -> None:

@@ -69,6 +69,7 @@ class _DecodeStep:
     call: Call
     spans: list[Span]
     _plans: dict[int, DecodePlan] = attrs.field(factory=dict, init=False)
+    _no_lse: torch.Tensor = attrs.field(factory=lambda: torch.empty(0), init=False)
 
     def run(
         self,
@@ -89,11 +90,12 @@ class _DecodeStep:
         shape = (*query.shape[:2], plan.value_size)
         filled = len(plan.rows) == len(query)
         out = query.new_empty(shape) if filled else query.new_zeros(shape)
-        lse = query.new_empty(0, dtype=torch.float32)
-        if call.lse:
-            lse = lse.new_full(query.shape[:2], float("inf"))
-        plan.attend(query, keys, values, out, lse if call.lse else None)
-        return out, lse[..., None] if call.lse else lse
+        if not call.lse:
+            plan.attend(query, keys, values, out, None)
+            return out, self._no_lse
+        lse = torch.full(query.shape[:2], float("inf"), dtype=torch.float32)
+        plan.attend(query, keys, values, out, lse)
+        return out, lse[..., None]
 
 
 def _split(call: Call, spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
