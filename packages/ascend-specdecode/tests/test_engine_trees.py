@@ -398,6 +398,21 @@ def test_a_tree_of_drafts_asks_all_and_stands_failures() -> None:
         anyio.run(TreeOfDrafts(Failing(), Failing()).propose, [sequence], 4)
 
 
+@pytest.mark.parametrize("branches", [1, 2])
+def test_a_seeded_request_repeats_whoever_shares_its_batch(branches: int) -> None:
+    target, table = tables()
+    found = []
+    for others in (0, 7):
+        drafter = ModelDrafter(TableModel(table), branches=branches)
+        sampling = SamplingParameters(temperature=0.9, seed=5)
+        beside = [Request([other % VOCABULARY], max_new_tokens=9) for other in range(others)]
+        wanted = Request([START], max_new_tokens=15, sampling=sampling)
+        engine = DraftVerify(TableTarget(target), drafter, settings(num_speculative_tokens=4))
+        found.append(complete(engine, [*beside, wanted], "asyncio")[-1].tokens)
+    assert len(found[0]) == 15
+    assert found[0] == found[1]
+
+
 # Who takes none.
 
 

@@ -98,6 +98,13 @@ def test_a_part_of_a_proposal_keeps_its_probabilities() -> None:
     assert Proposal((4, 5, 6), parents=(-1, 0, -1)).first(2).parents == (-1, 0)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_a_proposal_takes_what_drafters_have(kind: Any) -> None:
+    proposal = Proposal(kind([4, 5]), parents=kind([-1, 0]))
+    assert (proposal.tokens, proposal.parents) == ((4, 5), (-1, 0))
+    assert {type(token) for token in proposal.tokens} == {int}
+
+
 def test_greedy_is_the_default() -> None:
     assert SamplingParameters() == GREEDY
     assert GREEDY.greedy

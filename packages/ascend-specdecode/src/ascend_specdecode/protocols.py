@@ -8,7 +8,7 @@ orchestrator hands ``ScoresT`` from target to verifier without looking into it: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import attrs
@@ -19,6 +19,15 @@ from ascend_specdecode.sequences import SequenceState
 ScoresT = TypeVar("ScoresT")
 ScoresT_co = TypeVar("ScoresT_co", covariant=True)
 ScoresT_contra = TypeVar("ScoresT_contra", contravariant=True)
+
+
+def _whole(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Take lists, arrays and tensors too: drafters have those."""
+    return numbers if type(numbers) is tuple else tuple(int(one) for one in numbers)
+
+
+def _whole_or_none(numbers: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if numbers is None else _whole(numbers)
 
 
 @attrs.frozen(eq=False)
@@ -36,9 +45,9 @@ class Proposal:
             when it is accepted, so the likeliest path comes first.
     """
 
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = attrs.field(default=(), converter=_whole)
     probabilities: Tensor | None = None
-    parents: tuple[int, ...] | None = None
+    parents: tuple[int, ...] | None = attrs.field(default=None, converter=_whole_or_none)
 
     def first(self, count: int) -> Proposal:
         """Return the first ``count`` drafted tokens; of a tree that is a tree again."""
