@@ -1,109 +1,23 @@
 """Models with latent attention in real vLLM: the same greedy tokens as transformers give.
 
 Tiny models with random weights, in float32: DeepSeek-V3 (MLA) and GLM-5 (sparse MLA with an
-indexer, and an MTP layer). One process runs the engines on one rank, two processes those under
-context parallelism; the tests look at what they left.
+indexer), both with an MTP layer where they draft. The tests look at what the engines of
+`tiny_engines.py` left, on one rank and on two under context parallelism.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-from engines import environment, run_script
-from several_engines import MIN_MARGIN, NUM_TOKENS, Outcome, engine, run_on_ranks
+from several_engines import MIN_MARGIN, NUM_TOKENS, Outcome
+from tiny_engines import BLOCK_SIZE, TOKEN_BUDGET
 from tiny_models import random_prompts
 
 from ascend_vllm_plugin import read_routing
 
 pytestmark = pytest.mark.engine
 
-TOKEN_BUDGET = 32
-BLOCK_SIZE = 32
 LAYERS = {"mla": 2, "sfa": 3}
 AGREEING = ("mla, agreeing", "sfa, agreeing")
-MODELS: dict[str, list[Any]] = {
-    "deepseek_v3": ["make_deepseek_v3"],
-    "glm": ["make_glm"],
-    "wavering_glm": ["make_drafting_glm", 0.85],
-    "agreeing_glm": ["make_drafting_glm", 0.5],
-    "agreeing_deepseek_v3": ["make_drafting_deepseek_v3", 0.5],
-}
-CHUNKED = {
-    "enable_chunked_prefill": True,
-    "max_num_batched_tokens": TOKEN_BUDGET,
-    "enable_prefix_caching": True,
-    "block_size": BLOCK_SIZE,
-}
-NGRAM = {
-    "method": "custom_class",
-    "model": "ascend_vllm_plugin.NgramProposer",
-    "num_speculative_tokens": 4,
-}
-DCP = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
-PCP = {"prefill_context_parallel_size": 2}
-
-
-def mtp(count: int) -> dict[str, Any]:
-    return {"speculative_config": {"method": "mtp", "num_speculative_tokens": count}}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the models; the process with the engines makes them."""
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def single(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Engines on one rank."""
-    folder = tmp_path_factory.mktemp("single")
-    v3, glm, wavering, agreeing_glm, agreeing_v3 = (str(models / name) for name in MODELS)
-    engines = [
-        engine(
-            "mla",
-            v3,
-            {"sound": None, "again": None, "broken": "latents_without_causal_mask"},
-            **CHUNKED,
-        ),
-        engine(
-            "sfa", glm, {"sound": None, "again": None, "broken": "half_of_the_choice"}, **CHUNKED
-        ),
-        engine("mla, n-gram", v3, speculative_config=NGRAM),
-        engine("sfa, mtp 1", glm, **mtp(1)),
-        engine("sfa, mtp 3", wavering, {"sound": None, "broken": "accept_every_draft"}, **mtp(3)),
-        engine(
-            "sfa, agreeing", agreeing_glm, {"sound": None, "broken": "drafts_off_by_one"}, **mtp(3)
-        ),
-        engine("mla, agreeing", agreeing_v3, **mtp(3)),
-    ]
-    job = {
-        "models": {str(models / name): maker for name, maker in MODELS.items()},
-        "engines": engines,
-        "reference": ["mla", "sfa", "sfa, mtp 3", "sfa, agreeing", "mla, agreeing"],
-    }
-    result, _ = run_script("latent_runner.py", job, folder, environment(True))
-    return Outcome(result, folder)
-
-
-@pytest.fixture(scope="module")
-def ranks(single: Outcome, models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
-    """Engines on two ranks, with vLLM's V2 runner."""
-    folder = tmp_path_factory.mktemp("ranks")
-    v3, glm, _, agreeing_glm, agreeing_v3 = (str(models / name) for name in MODELS)
-    engines = [
-        engine("mla, pcp", v3, {"sound": None, "broken": "only_rows_of_the_first_rank"}, **PCP),
-        engine("sfa, pcp", glm, **PCP),
-        engine("sfa, dcp", glm, **DCP),
-        engine("mla, agreeing, dcp", agreeing_v3, **DCP, **mtp(3)),
-        engine("mla, agreeing, pcp", agreeing_v3, **PCP, **mtp(3)),
-        engine("sfa, agreeing, dcp", agreeing_glm, **DCP, **mtp(3)),
-        engine("sfa, agreeing, pcp", agreeing_glm, **PCP, **mtp(3)),
-        engine("mla, dcp", v3, {"sound": None, "broken": "only_the_own_part"}, **DCP),
-    ]
-    engines[-1]["probe_merges"] = True  # last: a kernel that fails leaves the interpreter broken
-    return run_on_ranks(engines, folder)
 
 
 @pytest.mark.parametrize("name", ["mla", "sfa"])
