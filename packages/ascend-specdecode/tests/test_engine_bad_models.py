@@ -156,6 +156,8 @@ BAD: dict[str, Proposal] = {
     "one row": Proposal((1, 2), torch.full((1, SIZE), 1 / SIZE)),
     "one dimension": Proposal((1, 2), torch.full((2,), 1 / SIZE)),
     "integers": Proposal((1, 2), torch.ones(2, SIZE, dtype=torch.int64)),
+    "no tensor": Proposal((1, 2), [[1 / SIZE] * SIZE] * 2),  # type: ignore[arg-type]
+    "no proposal": [1, 2],  # type: ignore[dict-item]
     "token beyond": Proposal((1, SIZE)),
     "token below": Proposal((1, -1)),
 }
@@ -177,6 +179,32 @@ def test_a_bad_draft_costs_drafts_of_its_request_and_no_token(
     assert engine.statistics.draft_errors >= 2
     assert engine.statistics.degraded_requests == 1
     assert engine.statistics.drafts > 0  # the others are drafted all the while
+
+
+@pytest.mark.parametrize("answer", [None, 7, iter(())])
+def test_no_sequence_of_proposals_costs_drafts_and_no_token(answer: Any) -> None:
+    class Answering(Drafting):
+        async def propose(self, sequences: Sequence[SequenceState], k: int) -> Any:
+            return answer
+
+    found, engine = serve(Counting(), requests(), Answering(Proposal()), draft_failure_limit=2)
+    assert [one.tokens for one in found] == [own(first, 8) for first in range(3)]
+    assert engine.statistics.draft_errors == 2 * 3
+    assert engine.statistics.degraded_requests == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "message"),
+    [
+        (Drafting(Proposal()), None, "target: found Drafting without score, roll_back, free"),
+        (Counting(), Counting(), "drafter: found Counting without propose, forget, allowed an obj"),
+    ],
+)
+def test_a_part_without_its_methods_is_refused(target: Any, drafter: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        DraftVerify(target, drafter)
+    with pytest.raises(ArgumentError, match="verifier: found Counting without verify"):
+        DraftVerify(Counting(), None, verifier=Counting())  # type: ignore[arg-type]
 
 
 def test_control_a_good_draft_is_no_error() -> None:

@@ -13,6 +13,7 @@ from typing import Generic
 
 import anyio
 import attrs
+from torch import Tensor
 
 from ascend_specdecode.drafted_paths import is_path, tree_fault
 from ascend_specdecode.errors import DrafterError, ProtocolError, TargetError
@@ -79,12 +80,13 @@ class DraftCall:
         try:
             with _limit(min(limits, default=None)) as scope:
                 found = await self.drafter.propose(states, k)
-            outcome = "drafted"
             if scope is not None and scope.cancelled_caught:
                 outcome = "late"
                 self.statistics.draft_timeouts += len(lives)
                 if self.time_limit is not None and self.time_limit == min(limits):
                     self._lost(lives)
+                return [NOTHING] * len(lives)
+            outcome = "drafted"
             proposals = self._checked(found, lives, k)
         except DrafterError as error:
             outcome = "error"
@@ -113,8 +115,8 @@ class DraftCall:
     def _checked(
         self, found: Sequence[Proposal] | None, lives: Sequence[Lifetime], k: int
     ) -> list[Proposal]:
-        if found is None:
-            return [NOTHING] * len(lives)
+        if not isinstance(found, Sequence):
+            raise ProtocolError(f"the drafter returned {type(found).__name__}, not a sequence")
         if len(found) != len(lives):
             raise ProtocolError(f"the drafter returned {len(found)} proposals for {len(lives)}")
         proposals = list(found)
@@ -127,6 +129,8 @@ class DraftCall:
 
     def _fault(self, proposal: Proposal, k: int) -> str | None:
         """Say what a target must never see: too many tokens, ids that are none, a broken tree."""
+        if not isinstance(proposal, Proposal):
+            return f"{type(proposal).__name__}, not a Proposal"
         tokens, probabilities, size = proposal.tokens, proposal.probabilities, self.vocabulary
         if len(tokens) > k:
             return f"{len(tokens)} drafted tokens, k is {k}"
@@ -134,6 +138,8 @@ class DraftCall:
             return f"the drafted id {min(tokens)} is not a token"
         if tokens and size is not None and max(tokens) >= size:
             return f"the drafted id {max(tokens)} is not a token, the target has {size}"
+        if not isinstance(probabilities, Tensor | None):
+            return f"probabilities of type {type(probabilities).__name__}, not a tensor"
         if probabilities is not None and len(probabilities) != len(tokens):
             return f"{len(probabilities)} rows of probabilities for {len(tokens)} drafted tokens"
         if proposal.parents is not None and not self.trees:

@@ -101,7 +101,8 @@ class DraftVerify(Generic[ScoresT]):
         trace: the newest spans, where ``config.trace_capacity`` keeps some.
 
     Raises:
-        ArgumentError: the drafter drafts trees, and the target or the verifier takes none.
+        ArgumentError: a part lacks a method of its protocol; or the drafter drafts trees, and the
+            target or the verifier takes none.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class DraftVerify(Generic[ScoresT]):
         self.trace = Trace(config.trace_capacity)
         pipelined = config.mode is Mode.PIPELINED
         decides = cast("Verifier[ScoresT]", ExactVerifier()) if verifier is None else verifier
+        _check_methods(target, drafter, decides)
         trees = isinstance(drafter, TreeDrafter) and drafter.drafts_trees
         if trees:
             _check_trees(target, decides)
@@ -324,6 +326,20 @@ def _policy(
     if config.adaptive is None or not k:
         return FixedK(k, pipelined=pipelined, trees=trees)
     return AdaptiveK(k, config.adaptive, pipelined=pipelined, trees=trees)
+
+
+def _check_methods(target: Target[Any], drafter: Drafter | None, verifier: Verifier[Any]) -> None:
+    wanted: list[tuple[str, object, tuple[str, ...]]] = [
+        ("target", target, ("score", "roll_back", "free")),
+        ("verifier", verifier, ("verify",)),
+    ]
+    if drafter is not None:
+        wanted.append(("drafter", drafter, ("propose", "forget")))
+    for name, part, methods in wanted:
+        missing = [one for one in methods if not callable(getattr(part, one, None))]
+        if missing:
+            found = f"{type(part).__name__} without {', '.join(missing)}"
+            raise ArgumentError(name, found, f"an object with {', '.join(methods)}")
 
 
 def _check_trees(target: Target[Any], verifier: Verifier[Any]) -> None:
