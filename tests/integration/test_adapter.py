@@ -330,14 +330,12 @@ def test_a_windowed_connector_is_what_vllms_factory_makes() -> None:
     assert supports_hma(made) == supports_hma(ExampleConnector)
 
 
-def test_a_backend_without_adapter_is_refused_with_the_rule(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_backend_without_adapter_is_refused_with_the_rule() -> None:
     latent = config()
     latent.model_config.get_num_kv_heads = lambda parallel: 1
-    monkeypatch.setattr(selection, "ADAPTERS", {"standard": selection.ADAPTERS["standard"]})
+    adapters = {"standard": selection.ADAPTERS["standard"]}
     with pytest.raises(NoBackendError, match=r"found mla; allowed: .*\[vllm\.adapter;"):
-        selection.select(question(use_mla=True, head_size=576), latent, None)
+        selection.select(question(use_mla=True, head_size=576), latent, None, adapters)
 
 
 @pytest.mark.parametrize(

@@ -29,24 +29,6 @@ def plan_counters() -> Mapping[str, int]:
     return {"builds": PLANS.builds, "hits": PLANS.hits, "evictions": PLANS.evictions}
 
 
-class DraftFlashBackend(StandardBackend):
-    """What vLLM wants to know about the draft flash backend before it uses it.
-
-    Cache and mask are those of the standard backend; the causality of a step is one for all of its
-    requests, and vLLM gives drafts no other.
-    """
-
-    @staticmethod
-    def get_impl_cls() -> type[DraftFlashImpl]:
-        """Per-layer part."""
-        return DraftFlashImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[DraftFlashMetadataBuilder]:  # type: ignore[override]
-        """Per-step part."""
-        return DraftFlashMetadataBuilder
-
-
 class DraftFlashMetadataBuilder(StepMetadataBuilder):
     """Translates a step for the builder of the draft backend, which reads no length.
 
@@ -74,3 +56,14 @@ class DraftFlashImpl(StandardImpl):
 
     backend: ClassVar[type[BackendClass]] = AscendFlashAttentionBackend
     opens_transfer_window = True
+
+
+class DraftFlashBackend(StandardBackend):
+    """What vLLM wants to know about the draft flash backend before it uses it.
+
+    Cache and mask are those of the standard backend; the causality of a step is one for all of its
+    requests, and vLLM gives drafts no other.
+    """
+
+    impl_class = DraftFlashImpl
+    builder_class = DraftFlashMetadataBuilder

@@ -65,7 +65,7 @@ class CacheMetadataBuilder(StepMetadataBuilder):
 class DSABackend(LatentBackend):
     """What vLLM wants to know about the caches of these layers."""
 
-    builder_class = CacheMetadataBuilder  # type: ignore[assignment]
+    builder_class = CacheMetadataBuilder
 
     @classmethod
     def get_impl_cls(cls) -> type[AttentionImplBase[Any]]:

@@ -43,15 +43,8 @@ class FAImpl(StandardImpl):
 class FABackend(StandardBackend):
     """What vLLM wants to know about the FA3 backend before it uses it."""
 
-    @staticmethod
-    def get_impl_cls() -> type[FAImpl]:
-        """Per-layer part."""
-        return FAImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[FAMetadataBuilder]:  # type: ignore[override]
-        """Per-step part."""
-        return FAMetadataBuilder
+    impl_class = FAImpl
+    builder_class = FAMetadataBuilder
 
     @classmethod
     def supports_sliding_window(cls) -> bool:

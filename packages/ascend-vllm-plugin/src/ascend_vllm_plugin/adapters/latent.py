@@ -15,25 +15,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import torch
 from vllm.v1.attention.backend import (
-    AttentionBackend,
     AttentionType,
     CommonAttentionMetadata,
     MLAAttentionImpl,
-    MultipleOf,
 )
 
 from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl
 from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_attn_ops import PartialAttention
+from ascend_vllm_plugin.adapters.backend import AdaptedBackend
 from ascend_vllm_plugin.adapters.layer import layer_request, unknown_arguments
 from ascend_vllm_plugin.adapters.shared_keys import SharedKeysFacts, padded, runner_refusals
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
-from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
-    from vllm.v1.attention.backend import AttentionImplBase, AttentionLayer
+    from vllm.v1.attention.backend import AttentionLayer
 
 Queries = tuple[torch.Tensor, torch.Tensor]
 """Absorbed [T, N, 512] and rotated [T, N, 64] queries."""
@@ -75,38 +73,8 @@ class LatentMetadata:
         return self
 
 
-class LatentBackend(AttentionBackend):
-    """What vLLM wants to know about a backend over latent rows.
-
-    Attributes:
-        impl_class: per-layer part.
-        builder_class: per-step part.
-    """
-
-    impl_class: ClassVar[type[AttentionImplBase[Any]]]
-    builder_class: ClassVar[type[LatentMetadataBuilder]]
-    forward_includes_kv_cache_update = False
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-
-    @staticmethod
-    def get_name() -> str:
-        """Member of vLLM's `AttentionBackendEnum`."""
-        return OUR_BACKEND_NAME
-
-    @classmethod
-    def get_impl_cls(cls) -> type[AttentionImplBase[Any]]:
-        """Per-layer part."""
-        return cls.impl_class
-
-    @classmethod
-    def get_builder_cls(cls) -> type[LatentMetadataBuilder]:
-        """Per-step part."""
-        return cls.builder_class
-
-    @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
-        """Tokens per block (op-plugin docs npu_fused_infer_attention_score: multiples of 16)."""
-        return [MultipleOf(16)]
+class LatentBackend(AdaptedBackend):
+    """What vLLM wants to know about a backend over latent rows."""
 
     @classmethod
     def is_mla(cls) -> bool:

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import torch
 from vllm.v1.attention.backend import (
-    AttentionBackend,
     AttentionImpl,
     AttentionType,
     CommonAttentionMetadata,
-    MultipleOf,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -23,61 +21,14 @@ from ascend_attn_backends import (
 )
 from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_attn_ops import Refusal
+from ascend_vllm_plugin.adapters.backend import AdaptedBackend
 from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
-from ascend_vllm_plugin.compat import OUR_BACKEND_NAME
 from ascend_vllm_plugin.environment import simulated_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
-    from vllm.v1.attention.backend import AttentionLayer
-
-
-class StandardBackend(AttentionBackend):
-    """What vLLM wants to know about the standard backend before it uses it."""
-
-    forward_includes_kv_cache_update = False
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-
-    @staticmethod
-    def get_name() -> str:
-        """Member of vLLM's `AttentionBackendEnum`."""
-        return OUR_BACKEND_NAME
-
-    @staticmethod
-    def get_impl_cls() -> type[StandardImpl]:
-        """Per-layer part."""
-        return StandardImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[StandardMetadataBuilder]:
-        """Per-step part."""
-        return StandardMetadataBuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
-        """Tokens per block (op-plugin docs npu_fused_infer_attention_score: multiples of 16)."""
-        return [MultipleOf(16)]
-
-    @classmethod
-    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        """Head-major blocks first: the operator reads them as they are."""
-        return (KVCacheLayout.LBHNC, KVCacheLayout.LBNHC)
-
-    @classmethod
-    def supports_non_causal(cls) -> bool:
-        """Requests may be causal or not, one by one."""
-        return True
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        """The operator's band mask."""
-        return True
-
-    @classmethod
-    def supports_attn_type(cls, attn_type: str) -> bool:
-        """Decoders only."""
-        return attn_type == AttentionType.DECODER
+    from vllm.v1.attention.backend import AttentionImplBase, AttentionLayer
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -235,3 +186,30 @@ class StandardImpl(AttentionImpl[Any]):
             views = kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]
             self._cache, self._views = kv_cache, views
         return self._views
+
+
+class StandardBackend(AdaptedBackend):
+    """What vLLM wants to know about the standard backend before it uses it."""
+
+    impl_class: ClassVar[type[AttentionImplBase[Any]]] = StandardImpl
+    builder_class: ClassVar[type[StepMetadataBuilder]] = StandardMetadataBuilder
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Head-major blocks first: the operator reads them as they are."""
+        return (KVCacheLayout.LBHNC, KVCacheLayout.LBNHC)
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Requests may be causal or not, one by one."""
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """The operator's band mask."""
+        return True
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        """Decoders only."""
+        return attn_type == AttentionType.DECODER

@@ -78,15 +78,8 @@ class StandardDcpImpl(SharedKeysFacts, StandardImpl):
 class StandardDcpBackend(StandardBackend):
     """What vLLM wants to know about the backend before it uses it."""
 
-    @staticmethod
-    def get_impl_cls() -> type[StandardDcpImpl]:
-        """Per-layer part."""
-        return StandardDcpImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[StandardDcpMetadataBuilder]:  # type: ignore[override]
-        """Per-step part."""
-        return StandardDcpMetadataBuilder
+    impl_class = StandardDcpImpl
+    builder_class = StandardDcpMetadataBuilder
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
