@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -76,10 +77,10 @@ class Engine:
         """Take in prompts of token ids and compute the first token of each."""
         self._ask({"prompts": prompts, "max_tokens": max_tokens})
 
-    def decode(self, steps: int) -> int:
-        """Compute further steps; returns the number of requests that are not done."""
-        left: int = self._ask({"steps": steps})
-        return left
+    def decode(self, steps: int) -> float:
+        """Compute further steps; returns the seconds of the processor that they took."""
+        seconds: float = self._ask({"steps": steps})
+        return seconds
 
     def tokens(self) -> Prompts:
         """Tokens of each prompt, after every request has come to its end."""
@@ -132,7 +133,7 @@ class _Served:
         found: dict[str, int] = self._llm.apply_model(_layer_backends)[0]
         return found
 
-    def prefill(self, prompts: Prompts, max_tokens: int) -> int:
+    def prefill(self, prompts: Prompts, max_tokens: int) -> float:
         from vllm import SamplingParams
 
         params = SamplingParams(
@@ -147,13 +148,12 @@ class _Served:
         gc.collect()
         return self.decode(1)
 
-    def decode(self, steps: int) -> int:
-        engine = self._llm.llm_engine
+    def decode(self, steps: int) -> float:
+        engine, start = self._llm.llm_engine, time.process_time()
         for _ in range(steps):
             for output in engine.step():
                 self._tokens[output.request_id] = list(output.outputs[0].token_ids)
-        left: int = engine.get_num_unfinished_requests()
-        return left
+        return time.process_time() - start
 
     def finished(self) -> Prompts:
         while self._llm.llm_engine.has_unfinished_requests():
