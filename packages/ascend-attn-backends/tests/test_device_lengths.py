@@ -35,9 +35,14 @@ DRAFTS = st.lists(st.integers(0, 4), min_size=5, max_size=5)
 def bounded(
     batch: AttentionBatch, drafts: Sequence[int] = (2, 0, 1, 4, 3), *, starts: bool = True
 ) -> AttentionBatch:
-    """The batch when the host knows bounds, so many keys too high, and maybe the query starts."""
+    """The batch when the host knows bounds, so many keys too high, and maybe the query starts.
+
+    Where a request is prefilling the bound is exact, as vLLM's.
+    """
     assert batch.seq_lens_cpu is not None
     more = torch.tensor([*drafts, *[0] * batch.num_rows][: batch.num_rows], dtype=torch.int32)
+    if batch.is_prefilling is not None:
+        more.masked_fill_(batch.is_prefilling, 0)
     known = batch.query_start_loc_cpu if starts else None
     return attrs.evolve(
         batch,
@@ -67,6 +72,7 @@ def unread(builder: Any, batch: AttentionBatch) -> Any:
     st.sampled_from(sorted(TOLERANCES, key=str)),
     st.none() | st.integers(1, 30),
     st.lists(st.booleans(), min_size=5, max_size=5),
+    st.none() | st.lists(st.booleans(), min_size=5, max_size=5),
     st.booleans(),
     st.booleans(),
 )
@@ -77,6 +83,7 @@ def test_dense_attention_equals_the_formula(
     dtype: torch.dtype,
     window: int | None,
     causal: list[bool],
+    prefilling: list[bool] | None,
     starts: bool,
     token_major: bool,
 ) -> None:
@@ -84,25 +91,39 @@ def test_dense_attention_equals_the_formula(
         *step, block_size=block_size, dtype=dtype, window=window,
         causal=causal[: len(step[0])], token_major=token_major,
     )  # fmt: skip
-    batch = scenario.batch().padded(len(step[0]) + 1, sum(step[0]) + 2)
+    flags = None if prefilling is None else prefilling[: len(step[0])]
+    batch = scenario.batch(is_prefilling=flags).padded(len(step[0]) + 1, sum(step[0]) + 2)
     scenario.block_table = batch.block_table
     output = scenario.run(bounded(batch, drafts, starts=starts))
     scenario.compare(output)
     assert not output[sum(step[0]) :].any()
 
 
-@given(steps(), DRAFTS, st.sampled_from([16, 128]), st.booleans(), st.booleans())
+@given(
+    steps(),
+    DRAFTS,
+    st.sampled_from([16, 128]),
+    st.booleans(),
+    st.none() | st.lists(st.booleans(), min_size=5, max_size=5),
+    st.booleans(),
+)
 def test_latent_attention_equals_the_formula(
     step: tuple[list[int], list[int]],
     drafts: list[int],
     block_size: int,
     causal: bool,
+    prefilling: list[bool] | None,
     starts: bool,
 ) -> None:
     scenario = LatentScenario(*step, block_size=block_size, causal=causal)
-    batch = bounded(scenario.batch(), drafts, starts=starts)
+    whole = scenario.batch()
+    if prefilling is not None:
+        flags = torch.tensor(prefilling[: len(step[0])])
+        whole = attrs.evolve(whole, is_prefilling=flags)
+    batch = bounded(whole, drafts, starts=starts)
     impl, caches, metadata = scenario.prepared(batch)
-    assert metadata.all_keys is not None
+    every_length_is_known = starts and prefilling is not None and all(flags)
+    assert (metadata.all_keys is None) is bool(every_length_is_known)
     expected, lse = scenario.expected()
     output, near = torch.full_like(scenario.q_nope, math.nan), TOLERANCES[torch.float32]
     queries = (scenario.q_nope, scenario.q_pe)
@@ -134,6 +155,34 @@ def test_no_device_tensor_is_read(builder: Any, starts: bool) -> None:
     assert metadata.max_seq_len == 34
     metadata = unread(builder, batch)  # exact host lengths are used where they are
     assert [launch.seq_lens for launch in metadata.launches] == [(20, 9, 33)]
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_prompts_beside_open_requests_have_their_known_lengths(builder: Any) -> None:
+    """A mixed step: calls over the prompts, and the open tokens by themselves; nothing is read."""
+    flags = [False, True, False, True]
+    batch = AttentionBatch.from_lengths([1, 40, 3, 20], [31, 40, 12, 25], 16, is_prefilling=flags)
+    metadata = unread(builder, bounded(batch))
+    (launch,) = metadata.launches
+    assert launch.seq_lens == (40, 25)
+    assert launch.query_lens_cumulative == (40, 60)
+    opened = getattr(metadata, "all_keys", None) or metadata.token_step
+    assert opened.num_tokens == 4
+    prompts = unread(builder, bounded(attrs.evolve(batch, is_prefilling=torch.ones(4).bool())))
+    assert (prompts.token_step, getattr(prompts, "all_keys", None)) == (None, None)
+    assert [call.seq_lens for call in prompts.launches] == [(31, 40, 12, 25)]
+
+
+def test_a_mixed_step_equals_the_formula() -> None:
+    lens, flags = ([1, 40, 3, 20], [31, 40, 12, 25]), [False, True, False, True]
+    for window in (None, 6):
+        for causal in (True, [True, False, False, True]):
+            scenario = Scenario(*lens, window=window, causal=causal)
+            scenario.compare(scenario.run(bounded(scenario.batch(is_prefilling=flags))))
+    latent = LatentScenario(*lens)
+    batch = attrs.evolve(latent.batch(), is_prefilling=torch.tensor(flags))
+    near = TOLERANCES[torch.float32]
+    torch.testing.assert_close(latent.run(bounded(batch)).double(), latent.expected()[0], **near)
 
 
 LARGE = {

@@ -16,10 +16,6 @@ from .kv_layout import PAD_SLOT, num_blocks_for, slots_for_positions
 from .split import BatchSplit, split_rows
 from .transfer import copy_to_device
 
-MOST_VERIFIED_TOKENS = 16
-"""Tokens of a request up to which a step counts as decode or verification (vllm-ascend's limit on
-the tokens of a request that are verified at once)."""
-
 
 @attrs.frozen(eq=False, kw_only=True)
 class AttentionBatch:
@@ -48,10 +44,10 @@ class AttentionBatch:
         query_start_loc_cpu: Host copy of ``query_start_loc``; exact. With it and ``seq_lens_cpu``
             (and ``causal_cpu`` for a per-request ``causal``) no builder reads from the device.
         seq_lens_cpu: Host copy of ``seq_lens``; exact, an upper bound is not enough.
-        seq_lens_cpu_upper_bound: ``[num_rows]`` int32 in host memory, not less than ``seq_lens``:
-            what a scheduler knows while the acceptance of drafts is on the way. Where
-            ``seq_lens_cpu`` is None, builders that would read ``seq_lens`` leave it on the device,
-            unless a request has more than 16 tokens.
+        seq_lens_cpu_upper_bound: ``[num_rows]`` int32 in host memory, not less than ``seq_lens``,
+            and equal to it where ``is_prefilling``: what a scheduler knows while the acceptance of
+            drafts is on the way. Where ``seq_lens_cpu`` is None, builders that would read
+            ``seq_lens`` leave it on the device, unless another request has more than 16 tokens.
         causal_cpu: Host copy of a per-request ``causal``.
         is_prefilling: ``[num_rows]`` bool in host memory: the request still computes tokens that
             were known before this step. See :func:`ascend_attn_backends.prefill_flags`.
@@ -108,24 +104,6 @@ class AttentionBatch:
     def host_seq_lens(self) -> torch.Tensor:
         """``[num_rows]`` in host memory; reads the device only without a host copy."""
         return self.seq_lens.cpu() if self.seq_lens_cpu is None else self.seq_lens_cpu
-
-    def only_bounds(self, room: int) -> list[int]:
-        """Bounds on the keys of each real request, where the host has nothing better.
-
-        Args:
-            room: Keys that a row of the block table addresses; no bound is larger.
-
-        Returns:
-            ``num_reqs`` integers from 1; empty for a batch with host lengths, without bounds or
-            without tokens, and for one with a prompt: attending token by token, which bounds allow,
-            would cost more than reading the lengths.
-        """
-        bounds = self.seq_lens_cpu_upper_bound
-        prompt = self.max_query_len > MOST_VERIFIED_TOKENS
-        if bounds is None or self.seq_lens_cpu is not None or not self.num_tokens or prompt:
-            return []
-        held: list[int] = bounds[: self.num_reqs].clamp(1, max(room, 1)).tolist()
-        return held
 
     def host_causal(self) -> list[bool]:
         """One value per row; reads the device only for a per-request tensor without a copy."""

@@ -6,6 +6,7 @@ import attrs
 import torch
 
 from .batch import AttentionBatch
+from .open_tokens import StepTokens
 from .starts import repair_starts
 
 
@@ -23,6 +24,10 @@ class TokenKeys:
     rows: torch.Tensor
     own: torch.Tensor
     ends: torch.Tensor
+
+    def of(self, tokens: StepTokens) -> TokenKeys:
+        """Those of some tokens."""
+        return TokenKeys(*map(tokens.gather, (self.rows, self.own, self.ends)))
 
 
 def token_keys(

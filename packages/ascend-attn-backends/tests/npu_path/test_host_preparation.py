@@ -27,6 +27,7 @@ from npu_path.host_preparation import (  # noqa: E402
     work_of,
 )
 
+import ascend_attn_backends as backends  # noqa: E402
 import ascend_attn_ops as ops  # noqa: E402
 from ascend_attn_ops.emulator import TensorArgument  # noqa: E402
 
@@ -116,6 +117,31 @@ def test_device_lengths_reach_one_operator_per_layer(name: str, operator: str, n
     if not on_device:  # bounds on the host; which keys count, a mask made on the device says
         assert given == [length + row % 3 for row, length in enumerate(SCALE.lengths)]
         assert "atten_mask" in calls[0].described()
+
+
+@pytest.mark.parametrize("name", ["standard", "mla"])
+@pytest.mark.parametrize("flags", [[False, True, False], None])
+def test_prompts_beside_open_requests_are_not_read_either(
+    flags: list[bool] | None, name: str, npu: Any
+) -> None:
+    """A prompt's bound is its length; control: without that knowledge the step is read."""
+    builder = NAMED[name].builder(BLOCK_SIZE)
+    whole = backends.AttentionBatch.from_lengths(
+        [1, 20, 2], [20, 40, 33], BLOCK_SIZE, is_prefilling=flags, device="npu"
+    )
+    assert whole.seq_lens_cpu is not None
+    drafts = torch.tensor([1, 0, 2], dtype=torch.int32)
+    batch = attrs.evolve(
+        whole, seq_lens_cpu=None, seq_lens_cpu_upper_bound=whole.seq_lens_cpu + drafts
+    )
+    builder.build(batch)  # makes what all steps share
+    with npu.record() as seen:
+        metadata = builder.build(batch)
+    copies = 0 if flags is not None else 1  # the query starts are known in both
+    assert seen.counters.device_to_host_copies == copies
+    assert (seen.counters.synchronisations > 0) is bool(copies)
+    assert len(metadata.launches) == 1
+    assert metadata.launches[0].num_tokens == (20 if flags is not None else 23)
 
 
 @pytest.mark.parametrize("name", ["standard", "mla"])

@@ -8,22 +8,26 @@ the device.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import attrs
 import torch
 
 from ..batch import AttentionBatch
+from ..open_tokens import OpenTokens, StepTokens
 from ..sfa import AscendSFAMetadata, AscendSFAMetadataBuilder
+from ..transfer import copy_to_device
 
 MOST_CHOSEN_KEYS = 1 << 26
 """Tokens times keys of a step up to which it is taken: 256 MiB of indices, shared by all layers."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class AllKeysStep:
-    """A step in which every token chooses every key.
+class AllKeysStep(StepTokens):
+    """Tokens that choose every key of their request; see :class:`StepTokens` for its other fields.
 
     Attributes:
-        step: Lengths on the device.
+        step: Lengths on the device; requests of known length have no tokens here.
         indices: ``[num_tokens, keys]`` int32, 0 up to the largest bound.
     """
 
@@ -31,23 +35,24 @@ class AllKeysStep:
     indices: torch.Tensor
 
 
-def all_keys_step(batch: AttentionBatch, block_size: int) -> AllKeysStep | None:
-    """The step with its lengths on the device. Reads no device tensor.
+def all_keys_step(batch: AttentionBatch, block_size: int, opened: OpenTokens) -> AllKeysStep | None:
+    """The open tokens of a step. Reads no device tensor.
 
     Args:
         batch: The step.
         block_size: Tokens per cache block.
+        opened: Its open tokens, at least one.
 
     Returns:
-        None where :meth:`AttentionBatch.only_bounds` has none, indices are too large, or requests
-        differ in causality.
+        None where indices are too large or requests differ in causality.
     """
-    bounds = batch.only_bounds(batch.block_table.shape[1] * block_size)
-    if not bounds or not isinstance(batch.causal, bool):
+    count = max(opened.bounds)
+    if opened.num_tokens * count > MOST_CHOSEN_KEYS or not isinstance(batch.causal, bool):
         return None
-    count = max(bounds)
-    if batch.num_tokens * count > MOST_CHOSEN_KEYS:
-        return None
-    key = torch.arange(count, dtype=torch.int32, device=batch.device)
     step = AscendSFAMetadataBuilder(block_size).build(batch)
-    return AllKeysStep(step=step, indices=key.repeat(batch.num_tokens, 1))
+    if opened.query_lens is not None:
+        ends = torch.tensor(list(accumulate(opened.query_lens)), dtype=torch.int32)
+        query_ends = copy_to_device(ends, batch.device)
+        step = attrs.evolve(step, num_tokens=opened.num_tokens, query_ends=query_ends)
+    key = torch.arange(count, dtype=torch.int32, device=batch.device)
+    return AllKeysStep(**opened.places(), step=step, indices=key.repeat(opened.num_tokens, 1))

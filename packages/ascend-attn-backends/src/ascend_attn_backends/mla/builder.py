@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from ..batch import AttentionBatch
+from ..open_tokens import OpenTokens
 from ..partial_metadata import PartialMetadataBuilder
 from ..standard.builder import host_key_counts
 from .all_keys import all_keys_step
@@ -28,16 +29,18 @@ class AscendMLAMetadataBuilder(PartialMetadataBuilder):
         """Metadata of one step; nothing in it aliases the batch.
 
         Where the batch has bounds instead of host lengths (``seq_lens_cpu_upper_bound``) nothing is
-        read: sparse_flash_attention computes the step with every key chosen, see
-        :class:`AllKeysStep`. A step in which a request has more than 16 tokens, or whose indices
-        would be larger than 256 MiB, reads its lengths, and so does one whose requests differ in
-        causality.
+        read: sparse_flash_attention computes requests of unknown length with every key chosen, see
+        :class:`AllKeysStep`. Where ``is_prefilling``, the bound is the length. A step in which
+        another request has more than 16 tokens, or whose indices would be larger than 256 MiB,
+        reads its lengths, and so does one whose requests differ in causality.
 
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.
         """
-        chosen = all_keys_step(batch, self.block_size)
-        if chosen is not None:
-            fields = self._unread_fields(batch, chosen.indices.shape[1])
-            return AscendMLAMetadata(**fields, keyless_tokens=None, all_keys=chosen)
+        opened = OpenTokens.of(batch, self._room(batch))
+        if opened is not None:
+            chosen = all_keys_step(batch, self.block_size, opened) if opened.num_tokens else None
+            if chosen is not None or not opened.num_tokens:
+                fields = self._open_fields(batch, opened)
+                return AscendMLAMetadata(**fields, keyless_tokens=None, all_keys=chosen)
         return AscendMLAMetadata(**self._partial_fields(batch, host_key_counts(batch)))

@@ -50,16 +50,18 @@ class AscendMLAImpl(LatentAttentionLayer):
             InvalidFieldError: A shape does not fit the layer or the metadata.
             ascend_attn_ops.OpArgumentError: The arguments break the operator's contract.
         """
-        chosen = metadata.all_keys
-        if chosen is not None:
-            tensors = (q_nope, q_pe, latent_cache, rope_cache, chosen.indices)
-            return self._by_indices().forward(*tensors, chosen.step, output)
         rows = metadata.num_tokens
         check_shape("output", output, rows, self.num_heads, self.latent_size)
         caches = self._check(q_nope, q_pe, latent_cache, rope_cache, metadata)
         for launch in metadata.launches:
             result, _ = self._attend(q_nope, q_pe, caches, metadata, launch, lse=False)
             launch.scatter(result, output)
+        chosen = metadata.all_keys
+        if chosen is not None:
+            queries = chosen.gather(q_nope), chosen.gather(q_pe)
+            tensors = (*queries, latent_cache, rope_cache, chosen.indices, chosen.step)
+            result = self._by_indices().forward(*tensors, torch.empty_like(queries[0]))
+            chosen.scatter(result, output)
         if metadata.keyless_tokens is not None:
             output[:rows].masked_fill_(metadata.keyless_tokens[:, None, None], 0.0)
         if output.shape[0] > rows:
@@ -87,10 +89,6 @@ class AscendMLAImpl(LatentAttentionLayer):
             InvalidFieldError: A shape does not fit the layer or the metadata.
             ascend_attn_ops.OpArgumentError: The arguments break the operator's contract.
         """
-        chosen = metadata.all_keys
-        if chosen is not None:
-            tensors = (q_nope, q_pe, latent_cache, rope_cache, chosen.indices)
-            return self._by_indices().forward_partial(*tensors, chosen.step)
         caches = self._check(q_nope, q_pe, latent_cache, rope_cache, metadata)
         shape = (metadata.num_tokens, self.num_heads)
         out = q_nope.new_zeros(*shape, self.latent_size)
@@ -100,6 +98,13 @@ class AscendMLAImpl(LatentAttentionLayer):
             part = PartialAttention.from_infinite_lse(*result)
             launch.scatter(part.out, out)
             launch.scatter(part.lse, lse)
+        chosen = metadata.all_keys
+        if chosen is not None:
+            queries = chosen.gather(q_nope), chosen.gather(q_pe)
+            tensors = (*queries, latent_cache, rope_cache, chosen.indices, chosen.step)
+            part = self._by_indices().forward_partial(*tensors)
+            chosen.scatter(part.out, out)
+            chosen.scatter(part.lse, lse)
         return metadata.neutral(PartialAttention(out, lse))
 
     def _by_indices(self) -> AscendSFAImpl:

@@ -13,7 +13,7 @@ class AscendMLAMetadata(PartialMetadata):
     """Metadata of one step; see :class:`PartialMetadata` for its other fields.
 
     Attributes:
-        all_keys: The step when its lengths stayed on the device, else None.
+        all_keys: The tokens of requests whose lengths stayed on the device; None without any.
     """
 
     all_keys: AllKeysStep | None = None

@@ -14,6 +14,7 @@ from ..batch import AttentionBatch
 from ..errors import AttentionBatchError
 from ..kv_layout import num_blocks_for
 from ..masks import SHARED_MASKS, AttentionMaskBuilder
+from ..open_tokens import OpenTokens
 from ..split import RequestGroup
 from ..starts import repair_starts
 from ..transfer import copy_to_device
@@ -45,35 +46,48 @@ class AscendAttentionMetadataBuilder:
         that a runner left dirty compute nothing.
 
         Where the batch has bounds instead of host lengths (``seq_lens_cpu_upper_bound``) nothing is
-        read: the lengths stay on the device, see :class:`TokenStep`. The keys up to the bound are
-        then read once per token, which suits decode and verification; a step in which a request has
-        more than 16 tokens, or whose masks would be larger than 64 MiB, reads its lengths.
+        read: unknown lengths stay on the device, see :class:`TokenStep`. The keys up to the bound
+        are then read once per token, which suits decode and verification. Where ``is_prefilling``,
+        the bound is the length. A step in which another request has more than 16 tokens, or whose
+        masks would be larger than 64 MiB, reads its lengths.
 
         Raises:
             AttentionBatchError: The block table has fewer columns than a request has blocks.
         """
-        step = token_step(batch, self.block_size)
-        if step is not None:
-            fields = self._unread_fields(batch, max(step.key_bounds))
-            return AscendMetadata(**fields, token_step=step)
+        opened = OpenTokens.of(batch, self._room(batch))
+        if opened is not None:
+            step = token_step(batch, self.block_size, opened) if opened.num_tokens else None
+            if step is not None or not opened.num_tokens:
+                return AscendMetadata(**self._open_fields(batch, opened), token_step=step)
         return AscendMetadata(**self._fields(batch, host_key_counts(batch)))
 
-    def _unread_fields(self, batch: AttentionBatch, max_seq_len: int) -> dict[str, Any]:
-        """The fields of an :class:`AscendMetadata` when the lengths stay on the device."""
+    def _room(self, batch: AttentionBatch) -> int:
+        """Keys that a row of the block table addresses."""
+        return batch.block_table.shape[1] * self.block_size
+
+    def _open_fields(self, batch: AttentionBatch, opened: OpenTokens) -> dict[str, Any]:
+        """The fields of an :class:`AscendMetadata` with calls over the known rows only."""
+        if opened.query_lens is not None:
+            return self._fields(batch, list(opened.bounds), opened.known_rows)
         batch.validate_in_debug()
         return {
             "num_reqs": batch.num_reqs,
             "num_tokens": batch.num_tokens,
             "block_size": self.block_size,
             "max_query_len": batch.max_query_len,
-            "max_seq_len": max_seq_len,
+            "max_seq_len": max(opened.bounds),
             "launches": (),
             "slot_mapping": batch.slot_mapping.clone(),
             "causal_template": self.masks.template(batch.device),
         }
 
-    def _fields(self, batch: AttentionBatch, keys: list[int]) -> dict[str, Any]:
-        """The fields of an :class:`AscendMetadata` when each request attends over ``keys``."""
+    def _fields(
+        self, batch: AttentionBatch, keys: list[int], rows: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """The fields of an :class:`AscendMetadata` when each request attends over ``keys``.
+
+        With ``rows`` the calls are over these requests only.
+        """
         batch.validate_in_debug()
         starts = covered_starts(batch)
         table = self._block_table(batch, keys)
@@ -83,7 +97,7 @@ class AscendAttentionMetadataBuilder:
             "block_size": self.block_size,
             "max_query_len": max(map(sub, starts[1:], starts), default=0),
             "max_seq_len": max(keys, default=0),
-            "launches": _launches(batch, starts, keys, table),
+            "launches": _launches(batch, starts, keys, table, rows),
             "slot_mapping": batch.slot_mapping.clone(),
             "causal_template": self.masks.template(batch.device),
         }
@@ -118,16 +132,21 @@ def covered_starts(batch: AttentionBatch) -> list[int]:
 
 
 def _launches(
-    batch: AttentionBatch, starts: list[int], keys: list[int], table: torch.Tensor
+    batch: AttentionBatch,
+    starts: list[int],
+    keys: list[int],
+    table: torch.Tensor,
+    rows: Sequence[int] | None,
 ) -> tuple[AttentionLaunch, ...]:
     """One call, or two when causality differs between requests; none without tokens."""
-    if starts[-1] == 0:
+    if starts[-1] == 0 or rows == ():
         return ()
     causal = batch.host_causal()[: batch.num_reqs]
-    if len(set(causal)) == 1:
+    if len(set(causal)) == 1 and rows is None:
         return (_whole_step(causal[0], starts, keys, table),)
+    rows = range(batch.num_reqs) if rows is None else rows
     groups = {
-        kind: RequestGroup.from_starts(starts, [row for row, k in enumerate(causal) if k is kind])
+        kind: RequestGroup.from_starts(starts, [row for row in rows if causal[row] is kind])
         for kind in (True, False)
     }
     return tuple(

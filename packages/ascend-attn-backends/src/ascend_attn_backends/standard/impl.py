@@ -56,10 +56,9 @@ class AscendAttentionBackendImpl(PagedAttentionLayer):
         for launch in metadata.launches:
             result = self._attend(launch.gather(query), key, value, metadata, launch)
             launch.scatter(result, output)
-        if metadata.token_step is not None:
-            output[: metadata.num_tokens] = self._attend_tokens(
-                query[: metadata.num_tokens], key, value, metadata.token_step
-            )
+        step = metadata.token_step
+        if step is not None:
+            step.scatter(self._attend_tokens(step.gather(query), key, value, step), output)
         if output.shape[0] > metadata.num_tokens:
             output[metadata.num_tokens :].zero_()
         return output

@@ -7,11 +7,12 @@ import torch
 
 from ascend_attn_ops import StepCalls
 
+from ..open_tokens import StepTokens
 from .token_step import TokenStep
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class AttentionLaunch:
+class AttentionLaunch(StepTokens):
     """One operator call per layer: the requests of a step that share a mask rule.
 
     Attributes:
@@ -26,28 +27,10 @@ class AttentionLaunch:
     """
 
     causal: bool
-    num_tokens: int
-    token_slice: slice | None
-    token_indices: torch.Tensor | None
     query_lens_cumulative: tuple[int, ...]
     seq_lens: tuple[int, ...]
     block_table: torch.Tensor
     calls: StepCalls = attrs.field(factory=StepCalls, init=False, repr=False)
-
-    def gather(self, query: torch.Tensor) -> torch.Tensor:
-        """The rows of ``query`` (``[num_tokens of the step, N, D]``) that this call computes."""
-        if self.token_indices is None:
-            rows = query if query.shape[0] == self.num_tokens else query[self.token_slice]
-            return rows.contiguous()
-        return query.index_select(0, self.token_indices)
-
-    def scatter(self, result: torch.Tensor, output: torch.Tensor) -> None:
-        """Write the call's ``[num_tokens, N, D]`` result into its rows of ``output``."""
-        if self.token_indices is None:
-            rows = output if output.shape[0] == self.num_tokens else output[self.token_slice]
-            rows.copy_(result)
-        else:
-            output.index_copy_(0, self.token_indices, result)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -60,11 +43,11 @@ class AscendMetadata:
         block_size: Tokens per cache block.
         max_query_len: Longest query.
         max_seq_len: Most keys of a request.
-        launches: Operator calls per layer; one, or two when causality differs between requests, or
-            none when the lengths stayed on the device.
+        launches: Operator calls per layer over requests of known lengths; one, or two when
+            causality differs between requests.
         slot_mapping: ``[num_token_rows]`` int64 cache slots; negative ones are never written.
         causal_template: ``[2048, 2048]`` int8 mask template, shared by all steps.
-        token_step: The step when its lengths stayed on the device, else None.
+        token_step: The tokens of requests whose lengths stayed on the device; None without any.
     """
 
     num_reqs: int

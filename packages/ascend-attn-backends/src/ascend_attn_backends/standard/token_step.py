@@ -8,13 +8,12 @@ the device hides the keys that it may not see.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 import torch
 
 from ..batch import AttentionBatch
 from ..kv_layout import num_blocks_for
+from ..open_tokens import OpenTokens, StepTokens
 from ..token_keys import TokenKeys, token_keys
 
 MOST_MASKED_KEYS = 1 << 26
@@ -39,8 +38,8 @@ class TokenMask:
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class TokenStep:
-    """The tokens of a step as requests with one token each.
+class TokenStep(StepTokens):
+    """Tokens as requests with one token each; see :class:`StepTokens` for its other fields.
 
     The keys up to a token's bound are read, the hidden ones too: the cache must hold finite numbers
     in every slot, as a cache that begins with zeros does.
@@ -80,42 +79,38 @@ class TokenStep:
         return TokenMask(hidden[:, None, None], keyless[:, None])
 
 
-def token_step(batch: AttentionBatch, block_size: int) -> TokenStep | None:
-    """The step by tokens. Reads no device tensor.
+def token_step(batch: AttentionBatch, block_size: int, opened: OpenTokens) -> TokenStep | None:
+    """The open tokens of a step. Reads no device tensor.
 
     Args:
-        batch: The step; of its host copies only the exact query starts are used, where it has them.
+        batch: The step.
         block_size: Tokens per cache block.
+        opened: Its open tokens, at least one.
 
     Returns:
-        None where :meth:`AttentionBatch.only_bounds` has none, or masks or blocks are too large.
+        None where masks or blocks are too large.
     """
     table = batch.block_table[: batch.num_reqs]
-    room = table.shape[1] * block_size
-    bounds = batch.only_bounds(room)
-    if not bounds:
-        return None
-    columns = num_blocks_for(max(bounds), block_size)
-    masked = batch.num_tokens * columns * block_size
+    columns = num_blocks_for(max(opened.bounds), block_size)
+    masked = opened.num_tokens * columns * block_size
     if masked > MOST_MASKED_KEYS or block_size > LARGEST_BLOCK:
         return None
-    keys = token_keys(batch, batch.query_start_loc, batch.seq_lens.clamp(max=room), batch.causal)
+    lens = batch.seq_lens.clamp(max=table.shape[1] * block_size)
+    keys = token_keys(batch, batch.query_start_loc, lens, batch.causal).of(opened)
     first = torch.arange(columns, device=table.device) * block_size
     blocks = table[:, :columns].index_select(0, keys.rows)
     return TokenStep(
+        **opened.places(),
         keys=keys,
-        key_bounds=_bounds_of_tokens(batch, bounds),
+        key_bounds=_bounds_of_tokens(opened),
         block_table=torch.where(first < keys.ends[:, None], blocks, 0),
         block_size=block_size,
     )
 
 
-def _bounds_of_tokens(batch: AttentionBatch, bounds: Sequence[int]) -> tuple[int, ...]:
+def _bounds_of_tokens(opened: OpenTokens) -> tuple[int, ...]:
     """The bound of each token's request; that of the longest where the host has no starts."""
-    starts = batch.query_start_loc_cpu
-    if starts is None:
-        return (max(bounds),) * batch.num_tokens
-    tokens: list[int] = []
-    for bound, end in zip(bounds, starts[1 : batch.num_reqs + 1].tolist(), strict=True):
-        tokens += [bound] * (min(end, batch.num_tokens) - len(tokens))
-    return (*tokens, *[1] * (batch.num_tokens - len(tokens)))
+    if opened.query_lens is None:
+        return (max(opened.bounds),) * opened.num_tokens
+    pairs = zip(opened.bounds, opened.query_lens, strict=True)
+    return tuple(bound for bound, count in pairs for _ in range(count))
