@@ -269,3 +269,11 @@ def test_bounds_that_do_not_fit_are_named() -> None:
     low = attrs.evolve(batch, seq_lens_cpu_upper_bound=torch.tensor([20, 8], dtype=torch.int32))
     with pytest.raises(AttentionBatchError, match=r"upper_bound\[1\].*8.*at least the 9 keys"):
         low.validate()
+    high = attrs.evolve(
+        batch,
+        seq_lens_cpu_upper_bound=torch.tensor([21, 9], dtype=torch.int32),
+        is_prefilling=torch.tensor([True, False]),
+    )
+    with pytest.raises(AttentionBatchError, match=r"bound\[0\].*21.*the 20 keys.*prefilling"):
+        high.validate()
+    attrs.evolve(high, is_prefilling=None).validate()

@@ -143,13 +143,14 @@ def _check_host_copies(batch: AttentionBatch) -> None:
 
 
 def _check_bounds(batch: AttentionBatch, keys: list[int]) -> None:
-    bounds = batch.seq_lens_cpu_upper_bound
+    bounds, flags = batch.seq_lens_cpu_upper_bound, batch.is_prefilling
     for row, bound in enumerate([] if bounds is None else bounds.tolist()):
-        if bound < keys[row]:
+        exact = flags is not None and bool(flags[row])
+        if bound < keys[row] or (exact and bound > keys[row]):
+            least = "the" if exact else "at least the"
+            why = " of a row that is prefilling" if exact else " of the row"
             raise AttentionBatchError(
-                f"seq_lens_cpu_upper_bound[{row}]",
-                bound,
-                f"at least the {keys[row]} keys of the row",
+                f"seq_lens_cpu_upper_bound[{row}]", bound, f"{least} {keys[row]} keys{why}"
             )
 
 
