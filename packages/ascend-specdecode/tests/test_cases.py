@@ -44,6 +44,7 @@ from ascend_specdecode import (
     BlockDrafter,
     DraftDraws,
     DraftedSequence,
+    DrafterError,
     DraftInput,
     DraftVocabulary,
     EngineConfig,
@@ -189,7 +190,7 @@ def test_case_23_placeholders_are_refused_everywhere() -> None:
     with pytest.raises(ArgumentError, match=r"tokens\[1\]: found -1"):
         NgramDrafter(1, 2, 3).propose([5, -1, -1, -1])
     drafted = DraftedSequence(SequenceState.of([5]), Proposal((3, -1)))
-    with pytest.raises(ArgumentError, match=r"sequence 0: found \[3, -1\]"):
+    with pytest.raises(DrafterError, match=r"sequence 0: found tokens \[3, -1\]"):
         ExactVerifier().verify_logits([drafted], torch.zeros(1, 3, 4))
 
 
