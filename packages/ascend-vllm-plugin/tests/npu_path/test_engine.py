@@ -82,20 +82,20 @@ def drafting(
         "model": f"npu_path.knowing_drafter.{request.param}",
         "num_speculative_tokens": K,
     }
-    memory = npu.options["memory_bytes"]
-    npu.set_memory(4 * memory)  # the first engine has what there was
-    llm = start(
-        model,
-        speculative_config=drafts,
-        gpu_memory_utilization=0.5,
-        kv_cache_memory_bytes=memory // 4,
-    )
+    llm = start(model, speculative_config=drafts, **further_engine(npu))
     tokens, _ = generate(llm)
     metrics = {one.name: one for one in llm.get_metrics()}
     sampled = [generate(llm, temperature=1.0, seed=seed)[0] for seed in (1, 1, 2)]
     yield request.param, tokens, metrics, sampled
     llm.llm_engine.engine_core.shutdown()
-    npu.set_memory(memory)
+
+
+def further_engine(npu: Any) -> dict[str, Any]:
+    """Memory for an engine beside the first one, which has what there was."""
+    from npu_path.conftest import MEMORY
+
+    npu.set_memory(4 * MEMORY)
+    return {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": MEMORY // 4}
 
 
 def generate(llm: Any, **sampled: Any) -> tuple[list[list[int]], list[int]]:
@@ -163,6 +163,28 @@ def test_no_kernel_of_the_cpu_build_is_there(engine: Engine) -> None:
     assert "vllm.v1.worker.cpu_worker" not in sys.modules
 
 
+def test_a_key_in_the_wrong_slot_shows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: the comparison of tokens notices a fault of one slot."""
+    from vllm.v1.worker import block_table
+
+    from ascend_vllm_plugin.patches.kernel_dispatchers import LaunchableFunction
+    from ascend_vllm_plugin.patches.npu_slot_mapping import slot_mapping as right
+
+    def one_on(*arguments: Any, **named: Any) -> None:
+        right(*arguments, **named)
+        slots = named["slot_mapping"]
+        slots[slots >= 0] += 1
+
+    wrong = LaunchableFunction(one_on)
+    monkeypatch.setattr(block_table._COMPUTE_SLOT_MAPPING_KERNEL, "kernel", wrong)
+    engine.llm.reset_prefix_cache()
+    tokens, _ = generate(engine.llm)
+    assert tokens != engine.first
+
+
+# Engines besides the first one; when one of them ends, the first cannot go on.
+
+
 def test_drafts_are_verified_on_the_npu(drafting: Any, engine: Engine) -> None:
     """No draft changes a token; right ones are accepted to the last, wrong ones are not."""
     drafter, tokens, metrics, _ = drafting
@@ -183,20 +205,18 @@ def test_sampled_requests_with_drafts_follow_their_seed(drafting: Any, engine: E
     assert {len(tokens) for tokens in first} == {tiny_llama.NEW_TOKENS}
 
 
-def test_a_key_in_the_wrong_slot_shows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: the comparison of tokens notices a fault of one slot."""
-    from vllm.v1.worker import block_table
+def test_latent_attention_equals_transformers(npu: Any, tmp_path: Path) -> None:
+    """A tiny DeepSeek-V3 without experts, its latents and rotary rows in halves of the cache."""
+    from npu_path import tiny_deepseek
 
-    from ascend_vllm_plugin.patches.kernel_dispatchers import LaunchableFunction
-    from ascend_vllm_plugin.patches.npu_slot_mapping import slot_mapping as right
-
-    def one_on(*arguments: Any, **named: Any) -> None:
-        right(*arguments, **named)
-        slots = named["slot_mapping"]
-        slots[slots >= 0] += 1
-
-    wrong = LaunchableFunction(one_on)
-    monkeypatch.setattr(block_table._COMPUTE_SLOT_MAPPING_KERNEL, "kernel", wrong)
-    engine.llm.reset_prefix_cache()
-    tokens, _ = generate(engine.llm)
-    assert tokens != engine.first
+    model = tiny_deepseek.make(tmp_path)
+    expected, lead = tiny_llama.greedy(model)
+    assert lead > tiny_deepseek.LEAD
+    llm = start(model, **further_engine(npu))
+    with npu.record() as seen:
+        tokens, _ = generate(llm)
+    (row,) = json.loads(llm.collective_rpc("routing")[0])["rows"]
+    llm.llm_engine.engine_core.shutdown()
+    assert tokens == expected
+    assert row["backend_class"] == "ascend_vllm_plugin.npu.backends.NpuMLABackend"
+    assert any("FusedInferAttention" in name for name in seen.operators)

@@ -155,6 +155,18 @@ def test_keys_come_before_values_in_the_memory_of_a_layer() -> None:
     assert values.data_ptr() == cache.data_ptr() + cache.nbytes // 2
 
 
+def test_latents_come_before_rotary_rows_in_the_memory_of_a_layer() -> None:
+    from ascend_vllm_plugin.npu.backends import NpuMLAImpl
+
+    cache = torch.zeros(BLOCKS, BLOCK, 576, dtype=torch.float16, device="npu")
+    own = SimpleNamespace(latent_size=512, rope_size=64)
+    latent, rope = NpuMLAImpl.split_cache(own, cache)
+    assert (latent.shape, rope.shape) == ((BLOCKS, 1, BLOCK, 512), (BLOCKS, 1, BLOCK, 64))
+    assert latent.is_contiguous()
+    assert rope.is_contiguous()
+    assert rope.data_ptr() - cache.data_ptr() == latent.nbytes
+
+
 def test_values_behind_their_keys_are_refused_by_the_operator(config: Any) -> None:
     """Why the adapter of simulate mode does not do on an NPU."""
     from ascend_attn_ops import OpArgumentError

@@ -12,6 +12,8 @@ import torch
 def _restored(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the patches change, as it was before."""
     import vllm.v1.worker.block_table as block_table
+    from vllm.model_executor.layers.attention import mla_attention
+    from vllm.v1.attention.backends.mla.prefill import get_mla_prefill_backend
     from vllm.v1.sample import rejection_sampler
 
     from ascend_vllm_plugin.patches import npu_streams
@@ -24,6 +26,7 @@ def _restored(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = rejection_sampler._rejection_greedy_sample
     stock = rejection_sampler.rejection_greedy_sample_kernel
     monkeypatch.setattr(dispatcher, "kernel", stock)
+    monkeypatch.setattr(mla_attention, "get_mla_prefill_backend", get_mla_prefill_backend)
     vars(dispatcher).pop("_kernel_arg_names", None)
 
 
@@ -44,7 +47,7 @@ STOCK = _stock()
 def test_there_is_a_test_for_each() -> None:
     from ascend_vllm_plugin.patches import NPU_PATCHES
 
-    tested = {"npu_streams", "npu_slot_mapping", "npu_rejection"}
+    tested = {"npu_streams", "npu_slot_mapping", "npu_rejection", "npu_mla_prefill"}
     assert {patch.name for patch in NPU_PATCHES} == tested
 
 
@@ -133,3 +136,14 @@ def test_drafts_are_verified_by_triton() -> None:
         verified()
     assert npu_rejection.apply()
     assert verified() == [[5, 9, -1], [7, 2, -1]]
+
+
+def test_mla_layers_want_a_backend_for_prompts() -> None:
+    from vllm.model_executor.layers.attention import mla_attention
+
+    from ascend_vllm_plugin.patches import npu_mla_prefill
+
+    with pytest.raises(ImportError):
+        mla_attention.get_mla_prefill_backend(None)
+    assert npu_mla_prefill.apply()
+    assert mla_attention.get_mla_prefill_backend(None).get_name() == "CPU_SDPA_MLA"

@@ -14,6 +14,8 @@ import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from ascend_vllm_plugin.adapters.draft_flash import DraftFlashBackend, DraftFlashImpl
+from ascend_vllm_plugin.adapters.latent import Caches
+from ascend_vllm_plugin.adapters.mla import MLABackend, MLAImpl
 from ascend_vllm_plugin.adapters.standard import StandardBackend, StandardImpl
 from ascend_vllm_plugin.compat import NPU_BLOCK_SIZE
 
@@ -45,6 +47,41 @@ class NpuStandardBackend(StandardBackend):
     @classmethod
     def get_preferred_block_size(cls, default_block_size: int) -> int:
         """Tokens per block where the user named none; vLLM's default is for other kernels."""
+        return NPU_BLOCK_SIZE
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """A layer's memory in one piece."""
+        return (KVCacheLayout.LBHNC,)
+
+
+class NpuMLAImpl(MLAImpl):
+    """Translates an MLA layer's calls; latents come before rotary rows in the layer's memory."""
+
+    def split_cache(self, kv_cache: torch.Tensor) -> Caches:
+        """Views [num_blocks, 1, block_size, 512 and 64], contiguous, of the memory of a layer.
+
+        Args:
+            kv_cache: [num_blocks, block_size, 576], contiguous: vLLM's layout LBHNC.
+        """
+        blocks, block_size, _ = kv_cache.shape
+        sizes = (self.latent_size, self.rope_size)
+        parts = kv_cache.view(-1).split([blocks * block_size * size for size in sizes])
+        latent, rope = (
+            part.view(blocks, 1, block_size, size) for part, size in zip(parts, sizes, strict=True)
+        )
+        return latent, rope
+
+
+class NpuMLABackend(MLABackend):
+    """What vLLM wants to know about the latent backend on an NPU."""
+
+    impl_class = NpuMLAImpl
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        """As for the standard backend."""
         return NPU_BLOCK_SIZE
 
     @classmethod

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
-ADAPTERS: Mapping[str, str] = {"standard": "ascend_vllm_plugin.npu.backends.NpuStandardBackend"}
+ADAPTERS: Mapping[str, str] = {
+    "standard": "ascend_vllm_plugin.npu.backends.NpuStandardBackend",
+    "mla": "ascend_vllm_plugin.npu.backends.NpuMLABackend",
+}
 """Backend of ascend-attn-backends -> its adapter on this base."""
 
 DTYPES = (torch.bfloat16, torch.float16)

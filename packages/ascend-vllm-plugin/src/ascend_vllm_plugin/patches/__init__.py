@@ -94,6 +94,10 @@ NPU_PATCHES = (
         name="npu_rejection",
         reason="the rejection sampler verifies drafts with Triton kernels",
     ),
+    Patch(
+        name="npu_mla_prefill",
+        reason="MLA layers want FlashAttention's kernels for prompts, which nobody asks",
+    ),
 )
 
 
