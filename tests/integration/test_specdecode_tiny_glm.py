@@ -92,6 +92,15 @@ def test_every_drafter_meets_every_k(subject: matrix.Subject) -> None:
     assert met == {(name, k) for name in subject.drafters for k in range(9)}
 
 
+def test_the_matrix_has_every_combination_once(subject: matrix.Subject) -> None:
+    """Those of ``specdecode-matrix``; its first quarter has every drafter, mode and k once."""
+    found = matrix.combinations(subject)
+    first = found[: len(found) // len(matrix.MIXES)]
+    wanted = set(itertools.product(subject.drafters, matrix.MODES, range(1, 9)))
+    assert {(one.drafter, one.mode, one.k) for one in first if one.k} == wanted
+    assert len({str(one) for one in found}) == len(found) == 4 * (len(wanted) + 2)
+
+
 @pytest.mark.parametrize("number", range(len(BATCHES)))
 def test_drafts_change_nothing(number: int, subject: matrix.Subject) -> None:
     found = matrix.run_batch(subject, number, *BATCHES[number])
