@@ -76,6 +76,8 @@ def drafting(
     """An engine whose drafts are known to be right, or right in their first token."""
     from npu_path import knowing_drafter
 
+    if npu.profile.family.value != "A3":
+        pytest.skip("the verification of drafts does not depend on the product: tested on A3")
     knowing_drafter.ANSWERS[:] = zip(tiny_llama.prompts(), engine.first, strict=True)
     drafts = {
         "method": "custom_class",
