@@ -5,21 +5,21 @@ import pytest
 from ascend_hwprofile import Family
 from ascend_vllm_plugin import EnvironmentVariableError
 from ascend_vllm_plugin.environment import (
+    judged_profile,
     npu_wish,
     pin_profile,
     routing_file,
-    simulated_profile,
 )
 
 
 def test_the_default_profile_is_an_a5():
-    assert simulated_profile().family is Family.A5
+    assert judged_profile().family is Family.A5
 
 
 @pytest.mark.parametrize("family", [Family.A2, Family.A3, Family.A5, Family.ATLAS_310P])
 def test_the_profile_follows_its_variable(family, monkeypatch):
     monkeypatch.setenv("ASCEND_HWPROFILE", family.value)
-    assert simulated_profile().family is family
+    assert judged_profile().family is family
 
 
 @pytest.mark.parametrize(("before", "after"), [("", "A5"), ("A2", "A2")])

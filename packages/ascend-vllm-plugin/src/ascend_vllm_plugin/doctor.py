@@ -24,9 +24,9 @@ from ascend_vllm_plugin.environment import (
     NPU,
     ROUTING_FILE,
     SIMULATE,
+    judged_profile,
     npu_wish,
     routing_file,
-    simulated_profile,
     simulation_requested,
 )
 from ascend_vllm_plugin.errors import PluginError
@@ -169,7 +169,7 @@ def _base(npu: Npu) -> Finding:
 def _profile() -> Iterator[Finding]:
     try:
         npu = None if simulation_requested() else npu_in_use()
-        profile = simulated_profile() if npu is None else profile_of(npu)
+        profile = judged_profile() if npu is None else profile_of(npu)
     except (PluginError, HwProfileError) as error:
         yield Finding(PROBLEM, "profile", str(error), "see: ascend-hwprofile list")
         return

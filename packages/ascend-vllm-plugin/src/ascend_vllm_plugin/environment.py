@@ -73,7 +73,7 @@ def request_simulation(profile: str | None) -> None:
     os.environ[SIMULATE] = "1"
 
 
-def simulated_profile() -> HardwareProfile:
+def judged_profile() -> HardwareProfile:
     """The profile that backends are judged for: `ASCEND_HWPROFILE`, else A5.
 
     Raises:

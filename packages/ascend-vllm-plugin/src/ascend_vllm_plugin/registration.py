@@ -9,9 +9,9 @@ from ascend_vllm_plugin import compat
 from ascend_vllm_plugin.environment import (
     NPU,
     explaining,
+    judged_profile,
     npu_wish,
     routing_file,
-    simulated_profile,
     simulation_requested,
 )
 from ascend_vllm_plugin.errors import NpuUnavailableError, PlatformConflictError
@@ -75,7 +75,7 @@ def _prepare_explanation() -> None:
 def _check_request() -> None:
     compat.require_supported_vllm()
     _require_no_rival()
-    simulated_profile()
+    judged_profile()
     routing_file()
     if compat.v2_runner_requested():
         triton_interpreter.require_triton()

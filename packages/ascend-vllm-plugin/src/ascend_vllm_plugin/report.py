@@ -12,7 +12,7 @@ from ascend_attn_backends import AscendSFAIndexerBackend, BackendRequest, Select
 from ascend_vllm_plugin.adapters.draft_flash import DraftFlashBackend, plan_counters
 from ascend_vllm_plugin.adapters.indexer import IndexerBackend
 from ascend_vllm_plugin.compat import require_supported_vllm
-from ascend_vllm_plugin.environment import ROUTING_FILE, routing_file, simulated_profile
+from ascend_vllm_plugin.environment import ROUTING_FILE, judged_profile, routing_file
 from ascend_vllm_plugin.errors import EnvironmentVariableError
 from ascend_vllm_plugin.facts import plain
 from ascend_vllm_plugin.modes import running_mode
@@ -102,7 +102,7 @@ def routing_table(vllm_config: VllmConfig, target: nn.Module) -> RoutingTable:
     routes = recorded_routes()
     return RoutingTable(
         mode=running_mode(),
-        profile=simulated_profile().soc_name,
+        profile=judged_profile().soc_name,
         vllm=require_supported_vllm(),
         model=str(vllm_config.model_config.model),
         speculation=_speculation(vllm_config),

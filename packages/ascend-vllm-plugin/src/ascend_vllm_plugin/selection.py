@@ -14,7 +14,7 @@ import attrs
 from ascend_attn_backends import BackendRequest, NoBackendError, Selection, select_backend
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin import compat
-from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.environment import judged_profile
 from ascend_vllm_plugin.facts import plain, request_from, role_of_current_layer
 from ascend_vllm_plugin.kv_transfer import connector_reasons
 
@@ -102,7 +102,7 @@ def route_of(request: BackendRequest) -> Route:
     Raises:
         NoBackendError: nobody takes the layer; the message has every reason.
     """
-    selection = among_adapted(select_backend(request, simulated_profile()))
+    selection = among_adapted(select_backend(request, judged_profile()))
     if selection.backend is None:
         raise NoBackendError(selection.as_text())
     return Route(ADAPTERS[selection.backend], "selection", selection)
@@ -138,7 +138,7 @@ def select(
         NoBackendError: nobody takes the layer; the message has every reason.
     """
     request = request_from(config, vllm_config, num_heads)
-    selection = among_adapted(select_backend(request, simulated_profile()), adapters)
+    selection = among_adapted(select_backend(request, judged_profile()), adapters)
     unadapted = adapter_refusals(config, vllm_config)
     if selection.backend is None or unadapted:
         reasons = [f"  ascend-vllm-plugin: {refusal}" for refusal in unadapted]

@@ -40,7 +40,7 @@ from ascend_vllm_plugin.adapters.dsa_caches import (
     block_bytes,
 )
 from ascend_vllm_plugin.adapters.layer import layer_request, refusal
-from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.environment import judged_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class CompressedAttention(DeepseekV4Attention):
         asked = layer_request(
             head_size=self.indexer.head_dim, num_heads=self.indexer.n_head, **shared
         )
-        refusals = AscendDSAIndexerBackend.refusals(asked, simulated_profile())
+        refusals = AscendDSAIndexerBackend.refusals(asked, judged_profile())
         if refusals:
             raise LayerRefusedError(AscendDSAIndexerBackend.name, refusals)
 

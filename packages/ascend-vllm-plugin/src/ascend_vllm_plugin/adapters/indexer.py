@@ -26,7 +26,7 @@ from ascend_vllm_plugin.adapters.latent import (
 )
 from ascend_vllm_plugin.adapters.layer import layer_request
 from ascend_vllm_plugin.adapters.shared_keys import SharedKeysMetadataBuilder
-from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.environment import judged_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class KeyChooser:
 
     def __init__(self, cache_name: str, num_heads: int, index_size: int, top_k: int) -> None:
         request = layer_request(head_size=index_size, num_heads=num_heads, num_kv_heads=1)
-        refusals = AscendSFAIndexerBackend.refusals(request, simulated_profile())
+        refusals = AscendSFAIndexerBackend.refusals(request, judged_profile())
         if refusals:
             raise LayerRefusedError(AscendSFAIndexerBackend.name, refusals)
         self.cache_name = cache_name

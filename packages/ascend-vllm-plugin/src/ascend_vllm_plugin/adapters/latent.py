@@ -27,7 +27,7 @@ from ascend_vllm_plugin.adapters.backend import AdaptedBackend
 from ascend_vllm_plugin.adapters.layer import layer_request, unknown_arguments
 from ascend_vllm_plugin.adapters.shared_keys import SharedKeysFacts, padded, runner_refusals
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
-from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.environment import judged_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
             attn_type=str(getattr(attn_type, "value", attn_type)),
             has_sinks=sinks is not None,
         )
-        refusals = self.backend.refusals(request, simulated_profile())
+        refusals = self.backend.refusals(request, judged_profile())
         further = {name: value for name, value in projections.items() if name not in _OF_VLLM}
         refusals += unknown_arguments(self.backend.name, kv_sharing_target_layer_name, further)
         refusals += runner_refusals(self.backend.name, request)

@@ -24,7 +24,7 @@ from ascend_attn_ops import Refusal
 from ascend_vllm_plugin.adapters.backend import AdaptedBackend
 from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
-from ascend_vllm_plugin.environment import simulated_profile
+from ascend_vllm_plugin.environment import judged_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class StandardImpl(AttentionImpl[Any]):
             attn_type=str(getattr(attn_type, "value", attn_type)),
             has_sinks=sinks is not None,
         )
-        refusals = self.backend.refusals(request, simulated_profile())
+        refusals = self.backend.refusals(request, judged_profile())
         refusals += unknown_arguments(self.backend.name, kv_sharing_target_layer_name, further)
         refusals += self.further_refusals(request)
         if refusals:
