@@ -364,7 +364,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file of results")
     options = parser.parse_args()
     results = json.loads(options.json.read_text("utf-8")) if options.json.is_file() else {}
-    start, wrong = time.monotonic(), 0
+    end = time.monotonic() + options.limit
     for name in options.subjects:
         subject = SUBJECTS[name]()
         found = results.setdefault(subject.name, {"combinations": len(combinations(subject))})
@@ -372,12 +372,11 @@ def main() -> int:
         done = found.setdefault("runs", {})
         for text, outcome in measure(subject, done):
             done[text] = outcome
-            wrong += not outcome["equal"]
             print(f"{len(done)} of {found['combinations']}  {text}  {outcome}", flush=True)
             options.json.write_text(json.dumps(results, indent=0, sort_keys=True) + "\n", "utf-8")
-            if time.monotonic() - start > options.limit:
-                return int(bool(wrong))
-    return int(bool(wrong))
+            if time.monotonic() > end:
+                break
+    return int(not all(run["equal"] for one in results.values() for run in one["runs"].values()))
 
 
 if __name__ == "__main__":
