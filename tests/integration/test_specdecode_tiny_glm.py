@@ -234,6 +234,16 @@ def test_the_command_line_runs_and_reports(
     assert "none.txt" in capsys.readouterr().err
 
 
+def test_the_command_line_drafts_trees(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--prompt", "The import statement", "--max-new-tokens", "24"]
+    options = ["--drafter", "tree", "--k", "6", "--mode", "pipelined", "--json"]
+    assert main(["run", str(FOLDER), *asked, *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["same_as_without_drafts"]
+    assert found["summary"]["drafts"] > 0
+    assert found["summary"]["lost_drafts"] == 0
+
+
 def test_the_command_line_says_so_where_drafts_cost_more_than_they_save(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ import attrs
 
 from ascend_hwprofile.report import Report, Table, write
 from ascend_specdecode.adaptive.config import AdaptiveConfig
+from ascend_specdecode.drafters.composite import TreeOfDrafts
 from ascend_specdecode.drafters.draft_model import ModelDrafter
 from ascend_specdecode.drafters.hidden_state import HiddenStateDrafter
 from ascend_specdecode.drafters.lookup import PromptLookupDrafter
@@ -31,7 +32,7 @@ from ascend_specdecode.requests import Finished, Request
 if TYPE_CHECKING:
     from ascend_specdecode.hf import LoadedModel
 
-DRAFTERS: Final = ("ngram", "suffix", "model", "mtp")
+DRAFTERS: Final = ("ngram", "suffix", "tree", "model", "mtp")
 _WARM_UP_TOKENS: Final = 4
 _SHORT_SECONDS: Final = 5.0  # what other programs do in so short a time can be half of a ratio
 _EXAMPLES = """\
@@ -41,6 +42,7 @@ the ratio of the two and may be below 1. Greedy output must be the same in both.
 examples:
   ascend-specdecode run MODEL_DIR --chat --prompt "What is the capital of France?"
   ascend-specdecode run MODEL_DIR --prompts prompts.txt --drafter suffix --k 6 --mode pipelined
+  ascend-specdecode run MODEL_DIR --drafter tree --k 8     what ngram and suffix say, as one tree
   ascend-specdecode run GLM_DIR --drafter mtp --k 3 --prompt "The import statement"
   ascend-specdecode run MODEL_DIR --drafter model --draft-model SMALL_DIR --temperature 0.8 --seed 1
   ascend-specdecode run MODEL_DIR --trace run.json     then: ascend-specdecode report run.json
@@ -96,11 +98,15 @@ def _run(options: argparse.Namespace) -> int:
     prompts = _prompts(options)
     config = _config(options)
     try:
-        from ascend_specdecode.hf import load_model, load_target
+        from ascend_specdecode.hf import CachedTarget, load_model, load_target
     except ImportError as error:
         raise MissingExtraError("run", str(error.name), "hf") from error
     loaded = load_model(options.model)
-    target = load_target(loaded, hidden_states=options.drafter == "mtp")
+    target = (
+        CachedTarget(loaded.model)  # it takes trees
+        if options.drafter == "tree"
+        else load_target(loaded, hidden_states=options.drafter == "mtp")
+    )
     make_drafter = _drafter_maker(options, loaded)
     requests = _requests(options, loaded, prompts)
     plain_config = attrs.evolve(config, num_speculative_tokens=0)
@@ -167,6 +173,8 @@ def _drafter_maker(options: argparse.Namespace, loaded: LoadedModel) -> Callable
         return PromptLookupDrafter
     if options.drafter == "suffix":
         return SuffixDrafter
+    if options.drafter == "tree":
+        return lambda: TreeOfDrafts(SuffixDrafter(), PromptLookupDrafter())
     from ascend_specdecode.hf import CausalDraftModel, MtpModel, load_model, load_mtp_layer
 
     if options.drafter == "mtp":
