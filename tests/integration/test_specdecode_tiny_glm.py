@@ -24,8 +24,11 @@ from specdecode_runs import argmax_after, generate
 from ascend_specdecode import (
     ArgumentError,
     Drafter,
+    FirstDrafter,
     HiddenStateDrafter,
     PromptLookupDrafter,
+    SuffixDrafter,
+    TreeOfDrafts,
     run_command,
 )
 from ascend_specdecode.cli import main
@@ -158,6 +161,27 @@ def test_the_sparse_backend_takes_what_its_operators_take(loaded: LoadedModel) -
         SparseTarget(changed)
 
 
+@pytest.mark.parametrize(
+    ("changes", "takes"),
+    [
+        ({}, True),
+        ({"layer_types": ["full_attention"] * 3}, True),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, False),
+        ({"layer_types": ["linear_attention"] * 3}, False),
+        ({"layer_types": None, "sliding_window": None}, True),
+        ({"layer_types": None, "sliding_window": 64}, False),
+    ],
+)
+def test_a_layer_with_a_window_of_its_own_takes_no_trees(
+    changes: dict[str, Any], takes: bool, loaded: LoadedModel
+) -> None:
+    changed = copy.copy(loaded.model)
+    changed.config = copy.deepcopy(loaded.model.config)
+    for name, value in changes.items():
+        changed.config.__dict__[name] = value
+    assert CachedTarget(changed).scores_trees is takes
+
+
 SINGLE = [("hidden states", 3, "lockstep"), ("model", 5, "pipelined"), ("branches", 8, "lockstep")]
 
 
@@ -172,6 +196,24 @@ def test_one_drafter_for_all(name: str, k: int, mode: str, subject: matrix.Subje
         assert found.statistics.acceptance_per_position()[0] > 0.5
     if name == "branches":
         assert found.statistics.drafted[0] > found.statistics.drafts
+
+
+@pytest.mark.parametrize("mode", matrix.MODES)
+def test_trees_beside_a_drafter_that_reads_hidden_states(
+    mode: str, loaded: LoadedModel, layer: Any, texts: list[list[int]], plain: list[list[int]]
+) -> None:
+    """Of a tree the states of the first path are read; the rest comes with the next step."""
+    drafter = FirstDrafter(
+        TreeOfDrafts(SuffixDrafter(3), PromptLookupDrafter()), mtp(loaded, layer)
+    )
+    target = CachedTarget(loaded.model, hidden_states=True)
+    tokens, counted = generate(target, drafter, texts, 14, num_speculative_tokens=4, mode=mode)
+    assert tokens == plain
+    assert drafter.drafts_trees
+    assert drafter.failures == (0, 0)
+    assert counted.draft_errors == 0
+    assert counted.acceptance_length > 1.3
+    assert not target.sequences
 
 
 def test_control_a_draft_layer_that_is_not_trained_guesses_little(

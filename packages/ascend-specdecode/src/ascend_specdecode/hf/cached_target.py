@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import anyio.to_thread
 import torch
@@ -11,6 +11,9 @@ import torch
 from ascend_specdecode.hf.caches import SequenceCaches
 from ascend_specdecode.hf.rows import TokenRows, tree_mask
 from ascend_specdecode.protocols import DraftedSequence, Scores
+
+_TAKE_A_MASK: Final = {"full_attention", "indexed_attention"}
+"""Kinds of layers, in transformers' words, that see what a mask lets them see."""
 
 
 class CachedTarget:
@@ -37,8 +40,11 @@ class CachedTarget:
     @property
     def scores_trees(self) -> bool:
         """Whether a mask of its own can say who sees whom: no layer makes its own window."""
-        kinds = getattr(self._model.config, "layer_types", None) or ()
-        return not any("sliding" in kind or "chunked" in kind or "linear" in kind for kind in kinds)
+        config = self._model.config
+        kinds = getattr(config, "layer_types", None)
+        if kinds:
+            return set(kinds) <= _TAKE_A_MASK
+        return getattr(config, "sliding_window", None) is None
 
     @property
     def sequences(self) -> frozenset[int]:
