@@ -207,6 +207,15 @@ def test_what_the_hardware_says(hardware, monkeypatch):
     assert find_npu() == Npu("Ascend910B3", emulated=False, evidence=FOUND.detail)
 
 
+def test_hardware_that_is_not_supported_says_so(hardware):
+    old = Evidence("npu_smi", Outcome.FOUND, "npu-smi info lists 910A", soc_name="910A")
+    hardware(Detection(None, (old,), refusal="Ascend910A is of the first generation"))
+    found = find_npu()
+    assert found.evidence == "npu-smi info lists 910A; Ascend910A is of the first generation"
+    with pytest.raises(NpuUnavailableError, match="first generation"):
+        profile_of(found)
+
+
 def test_no_hardware(hardware):
     hardware(Detection(None, (NOTHING,)))
     assert find_npu() is None

@@ -83,7 +83,9 @@ def _hardware() -> Npu | None:
     found = detect(System(environ=environ), cross_check=False)
     if not found.npu_seen:
         return None
-    seen = next(one.detail for one in reversed(found.evidence) if one.outcome == "found")
+    seen = next(one.detail for one in found.evidence if one.outcome == "found")
+    if found.refusal is not None:
+        seen = f"{seen}; {found.refusal}"
     soc_name = None if found.profile is None else found.profile.soc_name
     return Npu(soc_name, emulated=False, evidence=seen)
 
