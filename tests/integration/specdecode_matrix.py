@@ -16,6 +16,7 @@ import json
 import math
 import pydoc_data.topics
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -356,6 +357,12 @@ def measure(subject: Subject, done: Mapping[str, Any]) -> Iterator[tuple[str, di
         )
 
 
+def as_lines(results: Mapping[str, Any]) -> str:
+    """JSON with one run a line."""
+    text = json.dumps(results, sort_keys=True)
+    return re.sub(r'("[^"|]+\|[^"]+": )', r"\n\1", text) + "\n"
+
+
 def main() -> int:
     """Run combinations and keep the results; exit code 1 where output differed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -373,7 +380,7 @@ def main() -> int:
         for text, outcome in measure(subject, done):
             done[text] = outcome
             print(f"{len(done)} of {found['combinations']}  {text}  {outcome}", flush=True)
-            options.json.write_text(json.dumps(results, indent=0, sort_keys=True) + "\n", "utf-8")
+            options.json.write_text(as_lines(results), "utf-8")
             if time.monotonic() > end:
                 break
     return int(not all(run["equal"] for one in results.values() for run in one["runs"].values()))
