@@ -40,12 +40,12 @@ def environment(changes: dict[str, str]) -> Iterator[None]:
 @contextmanager
 def without(fault: str | None) -> Iterator[None]:
     """Take `mark_drafts` away (and the forgetting, which would hide the leak), or nothing."""
-    from ascend_vllm_plugin import compat, simulated_platform
+    from ascend_vllm_plugin import compat, platform_steps
 
     if fault is None:
         yield
         return
-    platform: Any = simulated_platform  # whose names a type checker takes for final
+    platform: Any = platform_steps  # whose names a type checker takes for final
     versions: Any = compat
     mark, forget = platform.mark_drafts, versions.forget_selections
     platform.mark_drafts = versions.forget_selections = lambda *_: None
