@@ -82,8 +82,8 @@ def specdecode_matrix() -> str | None:
         NOTICE + "# Greedy output with drafts\n",
         "What `nox -s specdecode-matrix` ran: the draft-verify engine of ascend-specdecode on a",
         "real target, all prompts of it, compared token for token with decoding without drafts,",
-        "which is compared with transformers. A cell says how many combinations of a mode and a mix",
-        "of requests were run so far, of how many there are; one in which a token differs would be",
+        "which is compared with transformers. A cell says how many combinations of mode and mix of",
+        "requests were run so far, of how many there are; one in which a token differs would be",
         "marked. The session goes on where it stopped. In the tests, on every change, batches mix",
         "drafters and k, so that each drafter meets each k.\n",
     ]
