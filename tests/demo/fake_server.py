@@ -19,6 +19,14 @@ from pathlib import Path
 
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.{}); time.sleep(300)"
 PIECES = ["Paris ", "is the ", "capital."]
+
+
+def refusal(parameter: str, source: str) -> dict[str, str | None]:
+    """A refusal as a routing table has it."""
+    said = {"rule": parameter, "parameter": parameter, "found": "False", "allowed": "True"}
+    return {**said, "source": source, "cann_code": None}
+
+
 ROUTING = {
     "format": 2,
     "mode": "simulated",
@@ -37,19 +45,8 @@ ROUTING = {
             "request": {"use_mla": False},
             "verdicts": [
                 {"backend": "standard", "refusals": []},
-                {
-                    "backend": "mla",
-                    "refusals": [
-                        {
-                            "rule": "use_mla",
-                            "parameter": "use_mla",
-                            "found": "False",
-                            "allowed": "True",
-                            "source": "fake rule book",
-                            "cann_code": None,
-                        }
-                    ],
-                },
+                {"backend": "fa3", "refusals": [refusal("consistency", "fake rule book")]},
+                {"backend": "mla", "refusals": [refusal("use_mla", "a book of strangers")]},
             ],
             "gate": [],
         }

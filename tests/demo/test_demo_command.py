@@ -44,6 +44,8 @@ def test_tables_are_printed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for part in ("Paris is the capital.", "fake rule book", "75%", "25%", "2.00", "standard"):
         assert part in done.stdout
+    assert "other architectures" in done.stdout
+    assert "a book of strangers" not in done.stdout  # their reasons say nothing of this layer
     assert "nothing here ran on an NPU" in done.stdout.replace("\n", " ")
 
 

@@ -122,6 +122,8 @@ def _refusal_table(row: RoutingRow) -> Table:
         table.add_column(column, overflow="fold")
     for verdict in row.verdicts:
         name = verdict.backend
+        if name in row.strangers:
+            continue
         if verdict.accepted:
             table.add_row(escape(name), "[green]takes it[/]")
         for refusal in verdict.refusals:
@@ -129,6 +131,8 @@ def _refusal_table(row: RoutingRow) -> Table:
             table.add_row(*map(escape, cells))
             name = ""
         table.add_section()
+    if row.strangers:
+        table.add_row(escape(", ".join(row.strangers)), "other architectures")
     return table
 
 

@@ -58,6 +58,11 @@ class RoutingRow:
             return ()
         return tuple(term for term in self.gate if term.state == "relaxed")
 
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """Backends for another kind of attention, whose further reasons say nothing."""
+        return tuple(one.backend for one in self.verdicts if _other_architecture(one))
+
 
 @attrs.frozen
 class DraftPlans:
@@ -136,7 +141,7 @@ def _render_row(row: RoutingRow) -> list[str]:
     lines = [
         f"{row.kind}: {layers} -> {row.backend} ({row.backend_class}), chosen by {row.chosen_by}"
     ]
-    strangers = [verdict.backend for verdict in row.verdicts if _other_architecture(verdict)]
+    strangers = row.strangers
     for verdict in row.verdicts:
         if verdict.accepted:
             lines.append(f"  {verdict.backend}: takes it")
@@ -150,7 +155,7 @@ def _render_row(row: RoutingRow) -> list[str]:
 
 
 def _other_architecture(verdict: Verdict) -> bool:
-    """Whether a backend computes another kind of attention; its further reasons say nothing."""
+    """Whether a backend computes another kind of attention."""
     return any(
         parameter in _ARCHITECTURE
         for refusal in verdict.refusals
