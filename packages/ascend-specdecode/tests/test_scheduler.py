@@ -11,8 +11,10 @@ from engine_support import both_loops, both_modes, complete, engine_of, is_whole
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_specdecode import DraftedSequence, Request
-from ascend_specdecode.simulator import SimulatedTarget, run_virtual
+from ascend_specdecode import DraftedSequence, Request, SequenceOrigin, TokenBuffer
+from ascend_specdecode.orchestrator.lifetime import Lifetime
+from ascend_specdecode.orchestrator.scheduler import Scheduler
+from ascend_specdecode.simulator import SimulatedDrafter, SimulatedTarget, run_virtual
 
 
 class Recording(SimulatedTarget):
@@ -52,6 +54,7 @@ requests = st.lists(
     chunk=st.integers(1, 6),
     k=st.integers(0, 4),
     mode=st.sampled_from(["lockstep", "pipelined"]),
+    branches=st.sampled_from([1, 2, 3]),
 )
 def test_every_budget_holds_in_every_step(
     wanted: list[tuple[int, int, int]],
@@ -61,6 +64,7 @@ def test_every_budget_holds_in_every_step(
     chunk: int,
     k: int,
     mode: str,
+    branches: int,
 ) -> None:
     config = settings(
         mode=mode,
@@ -74,8 +78,8 @@ def test_every_budget_holds_in_every_step(
         Request([number] * length, max_new_tokens=count, priority=priority)
         for number, (length, count, priority) in enumerate(wanted)
     ]
-    target = Recording()
-    found = complete(engine_of(config, target), asked, "asyncio")
+    target, drafter = Recording(), SimulatedDrafter(0.5, branches=branches)
+    found = complete(engine_of(config, target, drafter), asked, "asyncio")
     assert all(is_whole(one, request) for one, request in zip(found, asked, strict=True))
     for batch in target.batches:
         assert len(batch) <= sequences
@@ -83,6 +87,45 @@ def test_every_budget_holds_in_every_step(
         assert all(drafted <= k for _, _, drafted, _ in batch)
         assert all(computed <= chunk for _, computed, _, emits in batch if not emits)
     assert memory is None or target.most_held <= memory
+
+
+def test_tokens_to_compute_again_wait_where_positions_are_short() -> None:
+    """Requests that paused come back with accepted tokens whose state was not kept."""
+    config = settings(max_num_seqs=3, max_num_batched_tokens=5)
+    scheduler = Scheduler(config, lambda life: None)
+    lives = [life_of(number, 6) for number in range(3)]
+    for life in lives:
+        scheduler.submit(life)
+    scheduler.plan(0)
+    for life, unkept in zip(lives, (3, 0, 2), strict=True):
+        life.unkept, life.cached = unkept, 5 - unkept
+    rows = {row.life.id: row for row in scheduler.plan(2)}
+    assert sum(row.positions for row in rows.values()) <= 5
+    assert (rows[1].end, rows[1].whole) == (6, True)  # the one that is up to date goes first
+    assert rows[0].k == 0
+    # Where there is room all go on as they are, and what is left is shared out for drafts.
+    roomy = Scheduler(settings(max_num_seqs=3, max_num_batched_tokens=14), lambda life: None)
+    for life in lives:
+        life.cached, life.unkept = 0, 0
+        roomy.submit(life)
+    roomy.plan(0)
+    for life, unkept in zip(lives, (3, 0, 2), strict=True):
+        life.unkept, life.cached = unkept, 5 - unkept
+    assert [(row.positions, row.k, row.whole) for row in roomy.plan(4)] == [
+        (6, 2, True),
+        (3, 2, True),
+        (5, 2, True),
+    ]
+
+
+def life_of(number: int, length: int) -> Lifetime:
+    origin = SequenceOrigin(number, TokenBuffer([number] * length), length)
+    request = Request([number] * length, max_new_tokens=20)
+    nothing: Any = lambda *_: None  # noqa: E731 - no engine listens
+    return Lifetime(
+        request, str(number), origin, order=(0.0, number), now=0.0, limit=9,
+        on_end=nothing, on_room=nothing,
+    )  # fmt: skip
 
 
 def test_the_first_requests_prompt_is_scored_before_anything_is_drafted() -> None:
