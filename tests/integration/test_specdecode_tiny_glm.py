@@ -291,15 +291,15 @@ def test_the_command_line_says_so_where_drafts_cost_more_than_they_save(
 ) -> None:
     class Slow(PromptLookupDrafter):
         async def propose(self, sequences: Any, k: int) -> Any:
-            await anyio.sleep(0.1)  # a step of the target takes a tenth of that
+            await anyio.sleep(0.3)  # a step of the target takes a few hundredths
             return await super().propose(sequences, k)
 
     monkeypatch.setattr(run_command, "PromptLookupDrafter", Slow)
-    asked = ["--prompt", "The import statement", "--max-new-tokens", "12"]
+    asked = ["--prompt", "The import statement", "--max-new-tokens", "8"]
     assert main(["run", str(FOLDER), *asked]) == 0
     text = capsys.readouterr().out
     (speed_up,) = re.findall(r"speed-up +([\d.]+) over", text)
-    assert 0 < float(speed_up) < 0.9, text
+    assert 0 < float(speed_up) < 1, text
 
 
 def test_the_example_of_the_readme_runs() -> None:
