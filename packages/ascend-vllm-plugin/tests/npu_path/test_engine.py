@@ -18,6 +18,8 @@ import pytest
 import torch
 from npu_path import tiny_llama
 
+pytestmark = pytest.mark.timeout(1200)  # a busy machine takes minutes to import vLLM
+
 BLOCK = 128
 BUDGET = 64
 """Tokens of a step: the prompts of 150 tokens take three."""

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 
+pytestmark = pytest.mark.timeout(1200)  # a busy machine takes minutes to import vLLM
+
+
 @pytest.fixture(scope="module")
 def platform(npu: Any) -> Any:
     """vLLM's platform, as vLLM finds it."""
@@ -155,13 +158,15 @@ def test_the_doctor_says_so(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_explain_asks_the_platform_of_the_npu(model: Path, npu: Any) -> None:
     """In a process of its own: it builds a model, and leaves vLLM's ranks behind."""
+    if npu.profile.family.value != "A3":
+        pytest.skip("the command does not depend on the product: tested on A3")
     command = ("explain", str(model), "--dtype", "float16", "--max-model-len", "256")
     done = subprocess.run(
         [sys.executable, "-m", "ascend_vllm_plugin", *command],
         env={name: value for name, value in os.environ.items() if name != "ASCEND_HWPROFILE"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

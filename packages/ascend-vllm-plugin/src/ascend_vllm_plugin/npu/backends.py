@@ -20,6 +20,22 @@ from ascend_vllm_plugin.adapters.standard import StandardBackend, StandardImpl
 from ascend_vllm_plugin.compat import NPU_BLOCK_SIZE
 
 
+class NpuCaches:
+    """What vLLM wants to know about the caches of every backend on an NPU."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        """Tokens per block where the user named none; vLLM's default is for other kernels."""
+        return NPU_BLOCK_SIZE
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """A layer's memory in one piece."""
+        return (KVCacheLayout.LBHNC,)
+
+
 class NpuStandardImpl(StandardImpl):
     """Translates a layer's calls; keys and values lie in one half of the layer's memory each."""
 
@@ -34,25 +50,13 @@ class NpuStandardImpl(StandardImpl):
         return halves[0], halves[1]
 
 
-class NpuStandardBackend(StandardBackend):
-    """What vLLM wants to know about the standard backend on an NPU."""
-
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+class NpuStandardBackend(NpuCaches, StandardBackend):
+    """The standard backend on an NPU."""
 
     @staticmethod
     def get_impl_cls() -> type[StandardImpl]:
         """Per-layer part."""
         return NpuStandardImpl
-
-    @classmethod
-    def get_preferred_block_size(cls, default_block_size: int) -> int:
-        """Tokens per block where the user named none; vLLM's default is for other kernels."""
-        return NPU_BLOCK_SIZE
-
-    @classmethod
-    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        """A layer's memory in one piece."""
-        return (KVCacheLayout.LBHNC,)
 
 
 class NpuMLAImpl(MLAImpl):
@@ -73,21 +77,10 @@ class NpuMLAImpl(MLAImpl):
         return latent, rope
 
 
-class NpuMLABackend(MLABackend):
-    """What vLLM wants to know about the latent backend on an NPU."""
+class NpuMLABackend(NpuCaches, MLABackend):
+    """The latent backend on an NPU."""
 
     impl_class = NpuMLAImpl
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-
-    @classmethod
-    def get_preferred_block_size(cls, default_block_size: int) -> int:
-        """As for the standard backend."""
-        return NPU_BLOCK_SIZE
-
-    @classmethod
-    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        """A layer's memory in one piece."""
-        return (KVCacheLayout.LBHNC,)
 
 
 class PairedCaches:
