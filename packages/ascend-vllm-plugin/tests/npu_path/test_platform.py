@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-
 pytestmark = pytest.mark.timeout(1200)  # a busy machine takes minutes to import vLLM
 
 
