@@ -142,7 +142,9 @@ class DraftCall:
             return f"probabilities of type {type(probabilities).__name__}, not a tensor"
         if probabilities is not None and len(probabilities) != len(tokens):
             return f"{len(probabilities)} rows of probabilities for {len(tokens)} drafted tokens"
-        if proposal.parents is not None and not self.trees:
+        if proposal.parents is None:
+            return None
+        if not self.trees:
             return "a tree from a drafter without drafts_trees = True"
         return tree_fault(proposal)
 

@@ -232,11 +232,13 @@ class Stepper(Generic[ScoresT]):
         if not row.whole:
             life.cached, life.unkept = row.end, 0
             return
-        drafted, accepted, stays = len(proposal.tokens), len(tokens) - 1, kept(proposal, tokens)
+        drafted, accepted = len(proposal.tokens), len(tokens) - 1
+        tree = proposal.parents is not None
+        stays = kept(proposal, tokens) if tree else accepted
         by_depth = nodes_by_depth(proposal)
         self._measured.again += life.unkept
         # A chain that is shorter than was asked for missed there; a tree has the depth it has.
-        asked = min(row.k, life.asked) if proposal.parents is None else len(by_depth)
+        asked = len(by_depth) if tree else min(row.k, life.asked)
         kind = (asked, by_depth, accepted)
         kinds = self._measured.kinds
         kinds[kind] = kinds.get(kind, 0) + 1
@@ -250,7 +252,7 @@ class Stepper(Generic[ScoresT]):
             return
         if stays < drafted:
             self._target.roll_back(life, life.cached)
-        if stays == accepted == first_path(proposal):
+        if stays == accepted == (first_path(proposal) if tree else drafted):
             row.bonus = tokens[-1]
 
     def _emit(self, life: Lifetime, tokens: Sequence[int], drafted: int, now: float) -> None:
