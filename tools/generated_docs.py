@@ -52,7 +52,8 @@ def performance() -> str | None:
 
 
 def _row(area: str, row: Mapping[str, Any]) -> str:
-    return f"| {area} | {row['name']} | {row['ratio']:.2f} | {row['goal']} |"
+    goal = row["goal"] if row["met"] else f"{row['goal']}, missed"
+    return f"| {area} | {row['name']} | {row['ratio']:.2f} | {goal} |"
 
 
 def vllm_versions() -> str | None:
