@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_step_calls import arguments, layer
+from decode_layers import arguments, layer
 
 import ascend_attn_ops as ops
 from ascend_attn_ops import arguments as records
