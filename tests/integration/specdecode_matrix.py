@@ -363,6 +363,13 @@ def as_lines(results: Mapping[str, Any]) -> str:
     return re.sub(r'("[^"|]+\|[^"]+": )', r"\n\1", text) + "\n"
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: the session may be ended at any time."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, "utf-8")
+    part.replace(path)
+
+
 def main() -> int:
     """Run combinations and keep the results; exit code 1 where output differed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -380,7 +387,7 @@ def main() -> int:
         for text, outcome in measure(subject, done):
             done[text] = outcome
             print(f"{len(done)} of {found['combinations']}  {text}  {outcome}", flush=True)
-            options.json.write_text(as_lines(results), "utf-8")
+            replace_text(options.json, as_lines(results))
             if time.monotonic() > end:
                 break
     return int(not all(run["equal"] for one in results.values() for run in one["runs"].values()))
