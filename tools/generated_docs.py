@@ -85,8 +85,9 @@ def specdecode_matrix() -> str | None:
         "real target, all prompts of it, compared token for token with decoding without drafts,",
         "which is compared with transformers. A cell says how many combinations of mode and mix of",
         "requests were run so far, of how many there are; one in which a token differs would be",
-        "marked. The session goes on where it stopped. In the tests, on every change, batches mix",
-        "drafters and k, so that each drafter meets each k.\n",
+        "marked. Some share an engine with others of their mode and mix (`--share`): every request",
+        "then has the drafter and the k of its combination. The session goes on where it stopped.",
+        "In the tests, on every change, batches mix drafters and k: each drafter meets each k.\n",
     ]
     for name, result in json.loads(path.read_text("utf-8")).items():
         lines += _matrix(name, result)

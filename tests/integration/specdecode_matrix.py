@@ -3,9 +3,10 @@
     python tests/integration/specdecode_matrix.py smollm2 tiny-glm [--limit N] [--json FILE]
 
 runs every combination that the file does not have yet, each on the real target with all prompts,
-and writes what it found; ``nox -s specdecode-matrix`` does so, and ``nox -s docs -- --write`` makes
-docs/specdecode_matrix.md of it. The tests run a few batches in which every request has a drafter
-and a k of its own; over the batches every pair of these occurs, and every mix.
+several of them in one engine with ``--share N``, and writes what it found; ``nox -s
+specdecode-matrix`` does so, and ``nox -s docs -- --write`` makes docs/specdecode_matrix.md of it.
+The tests run a few batches in which every request has a drafter and a k of its own; over the
+batches every pair of these occurs, and every mix.
 """
 
 from __future__ import annotations
@@ -357,6 +358,46 @@ def measure(subject: Subject, done: Mapping[str, Any]) -> Iterator[tuple[str, di
         )
 
 
+def measure_shared(
+    subject: Subject, done: Mapping[str, Any], share: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """As :func:`measure`, with up to ``share`` combinations of a mode and a mix in one engine.
+
+    All prompts of each are decoded side by side, every request with the drafter and the k of its
+    combination; the target is the same for all, so it scores large batches.
+    """
+    groups: dict[tuple[str, str], list[Combination]] = {}
+    for one in combinations(subject):
+        if str(one) not in done:
+            groups.setdefault((one.mode, one.mix), []).append(one)
+    packs = [pack for group in groups.values() for pack in _batched(group, share)]
+    for number, pack in enumerate(packs):
+        start = time.perf_counter()
+        outcome = run_pack(subject, pack, BACKENDS[number % 2])
+        seconds = (time.perf_counter() - start) / len(pack)
+        for place, one in enumerate(pack):
+            own = outcome.tokens[place * len(subject.plain) :][: len(subject.plain)]
+            equal = own == list(map(list, subject.plain)) and not outcome.leaked
+            shared = {"combinations_in_engine": len(pack), "seconds": round(seconds, 1)}
+            yield str(one), {"equal": equal, **shared}
+
+
+def _batched(group: Sequence[Combination], share: int) -> Iterator[Sequence[Combination]]:
+    for first in range(0, len(group), share):
+        yield group[first : first + share]
+
+
+def run_pack(subject: Subject, pack: Sequence[Combination], backend: str) -> Outcome:
+    """Several combinations of one mode and mix in one engine; the prompts of each in turn."""
+    made = {name: make() for name, make in subject.drafters.items()}
+    count = len(subject.prompts)
+    owners = [(made[one.drafter], one.k) for one in pack for _ in range(count)]
+    repeated = {name: [*getattr(subject, name)] * len(pack) for name in ("prompts", "plain")}
+    router, (first, *_) = Router(dict(enumerate(owners))), pack
+    many = attrs.evolve(subject, **repeated)
+    return run(many, router, first.mode, LARGEST, MIXES[first.mix], backend)
+
+
 def as_lines(results: Mapping[str, Any]) -> str:
     """JSON with one run a line."""
     text = json.dumps(results, sort_keys=True)
@@ -375,6 +416,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("subjects", nargs="+", choices=list(SUBJECTS))
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which to stop")
+    parser.add_argument(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="combinations of a mode and mix that share an engine; many are faster (default 1)",
+    )
     parser.add_argument("--json", type=Path, default=RESULTS, help="the file of results")
     options = parser.parse_args()
     results = json.loads(options.json.read_text("utf-8")) if options.json.is_file() else {}
@@ -384,7 +432,9 @@ def main() -> int:
         found = results.setdefault(subject.name, {"combinations": len(combinations(subject))})
         found |= {"prompts": len(subject.prompts), "tokens": len(subject.plain[0])}
         done = found.setdefault("runs", {})
-        for text, outcome in measure(subject, done):
+        share = options.share
+        found_now = measure_shared(subject, done, share) if share > 1 else measure(subject, done)
+        for text, outcome in found_now:
             done[text] = outcome
             print(f"{len(done)} of {found['combinations']}  {text}  {outcome}", flush=True)
             replace_text(options.json, as_lines(results))
