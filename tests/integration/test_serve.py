@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +70,8 @@ def settings(folder: Path, drafts: dict[str, Any], *options: str) -> ServerSetti
     own = {
         "ASCEND_VLLM_ROUTING_FILE": str(folder / "routing.json"),
         "TMPDIR": str(folder / "temporary"),
+        # A socket's path is short, so vLLM's are where all temporary files are.
+        "VLLM_RPC_BASE_PATH": tempfile.gettempdir(),
     }
     return ServerSettings(
         command=(*command, *further),
