@@ -147,7 +147,7 @@ def test_one_layer_equals_attention_in_float64(
 
 def test_keys_come_before_values_in_the_memory_of_a_layer() -> None:
     cache = joined()
-    keys, values = layer("NpuStandardImpl")._split(cache)
+    keys, values = layer("NpuStandardImpl").split_cache(cache)
     for half in (keys, values):
         assert half.shape == (BLOCKS, KV_HEADS, BLOCK, SIZE)
         assert half.transpose(1, 2).is_contiguous()
@@ -160,7 +160,7 @@ def test_latents_come_before_rotary_rows_in_the_memory_of_a_layer() -> None:
 
     cache = torch.zeros(BLOCKS, BLOCK, 576, dtype=torch.float16, device="npu")
     own = SimpleNamespace(latent_size=512, rope_size=64)
-    latent, rope = NpuMLAImpl.split_cache(own, cache)
+    latent, rope = NpuMLAImpl.views_of(own, cache)
     assert (latent.shape, rope.shape) == ((BLOCKS, 1, BLOCK, 512), (BLOCKS, 1, BLOCK, 64))
     assert latent.is_contiguous()
     assert rope.is_contiguous()

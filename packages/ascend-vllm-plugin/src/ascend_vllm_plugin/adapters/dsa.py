@@ -56,6 +56,7 @@ class CompressedAttention(DeepseekV4Attention):
     Attributes:
         compression: how the layer compresses its keys; None for the window alone.
         layer: what computes it.
+        chooser: what chooses its keys, where it has an indexer.
         builder: of the metadata; that of an index cache differs in the size of the states' blocks.
 
     Raises:
@@ -92,6 +93,7 @@ class CompressedAttention(DeepseekV4Attention):
         self.layer = AscendDSAImpl(
             self.n_local_heads, self.scale, self.compression, self.attn_sink.data, self.head_dim
         )
+        self.chooser: Any = None if self.indexer is None else self._chooser()
         self.builder = AscendDSAMetadataBuilder(
             config.cache_config.block_size,
             num_heads=self.n_local_heads,
@@ -101,6 +103,10 @@ class CompressedAttention(DeepseekV4Attention):
             compressed_block_size=config.cache_config.block_size,
             num_spec_tokens=config.num_speculative_tokens,
         )
+
+    def _chooser(self) -> AscendDSAIndexerImpl:
+        """What chooses keys by the scores of the layer's indexer."""
+        return AscendDSAIndexerImpl(self.indexer.n_head, self.compression, self.indexer.head_dim)
 
     def _select(self, config: VllmConfig) -> None:
         """Ask the backends, and record the answer for the routing table."""
@@ -232,9 +238,8 @@ class CompressedAttention(DeepseekV4Attention):
         self._compress(hidden, indexer.compressor, indexer.k_cache.kv_cache, step)
         query = indexer.wq_b(residual)[0].view(-1, indexer.n_head, indexer.head_dim)
         query, _ = self.rotary_emb.forward_native(positions, query)
-        ours = AscendDSAIndexerImpl(indexer.n_head, self.compression, indexer.head_dim)
-        weights = ours.scaled_weights(indexer.weights_proj(hidden)[0])
-        chosen = ours.forward(query, weights, indexer.k_cache.kv_cache[:, None], step)
+        weights = self.chooser.scaled_weights(indexer.weights_proj(hidden)[0])
+        chosen = self.chooser.forward(query, weights, indexer.k_cache.kv_cache[:, None], step)
         self.topk_indices_buffer[: step.num_tokens] = chosen[:, 0]
 
     def _compress(
@@ -283,13 +288,13 @@ class CompressedAttention(DeepseekV4Attention):
             return window.once(None, lambda: self.builder.build(window.batch))
         state = compressor.state_cache
         groups: tuple[CacheStep, CacheStep] = steps[cache], steps[state.prefix]
-        builder = attrs.evolve(self.builder, state_block_size=state.block_size)
-        tables = DsaTables(
-            compressed=groups[0].batch.block_table, state=groups[1].batch.block_table
-        )
-        return window.once(
-            (self.compression, *map(id, groups)), lambda: builder.build(window.batch, tables)
-        )
+
+        def build() -> AscendDSAMetadata:
+            builder = attrs.evolve(self.builder, state_block_size=state.block_size)
+            compressed, states = (group.batch.block_table for group in groups)
+            return builder.build(window.batch, DsaTables(compressed=compressed, state=states))
+
+        return window.once((self.compression, *map(id, groups)), build)
 
     def _o_proj(self, o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Take the rotation out of attention [T, N, 512] and project it back to [T, H]."""

@@ -24,7 +24,7 @@ from ascend_attn_backends import AscendMLAImpl, AscendSFAImpl
 from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_attn_ops import PartialAttention
 from ascend_vllm_plugin.adapters.backend import AdaptedBackend
-from ascend_vllm_plugin.adapters.layer import layer_request, unknown_arguments
+from ascend_vllm_plugin.adapters.layer import SplitCache, layer_request, unknown_arguments
 from ascend_vllm_plugin.adapters.shared_keys import SharedKeysFacts, padded, runner_refusals
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 from ascend_vllm_plugin.environment import judged_profile
@@ -119,7 +119,10 @@ class LatentMetadataBuilder(StepMetadataBuilder):
         return first, int(common.query_start_loc_cpu[first])
 
 
-class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  # vLLM never reads it
+class LatentImpl(
+    SplitCache,
+    MLAAttentionImpl[LatentMetadata],  # type: ignore[type-var]  # vLLM never reads it
+):
     """Translates the calls of an MLA layer.
 
     Attributes:
@@ -139,7 +142,6 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
     backend: ClassVar[type[BackendClass]]
     layer_class: ClassVar[type[AscendMLAImpl] | type[AscendSFAImpl]]
     layer: AscendMLAImpl | AscendSFAImpl
-    _views: Caches
 
     def __init__(
         self,
@@ -186,7 +188,6 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
             raise LayerRefusedError(self.backend.name, refusals)
         heads = num_heads * self.dcp_world_size  # vLLM gathers those of all ranks
         self.layer = self.layer_class(heads, scale, kv_lora_rank, qk_rope_head_dim)
-        self._cache: torch.Tensor | None = None
 
     def do_kv_cache_update(
         self,
@@ -236,16 +237,10 @@ class LatentImpl(MLAAttentionImpl[LatentMetadata]):  # type: ignore[type-var]  #
         """As `forward_mqa`, with our metadata of the step."""
         raise NotImplementedError
 
-    def split_cache(self, kv_cache: torch.Tensor) -> Caches:
-        """Views [num_blocks, 1, block_size, 512 and 64] of vLLM's [num_blocks, block_size, 576].
-
-        A layer has the same cache in every step, so they are made once.
-        """
-        if kv_cache is not self._cache:
-            rows = kv_cache[:, None]
-            self._cache = kv_cache
-            self._views = rows[..., : self.latent_size], rows[..., self.latent_size :]
-        return self._views
+    def views_of(self, kv_cache: torch.Tensor) -> Caches:
+        """Views [num_blocks, 1, block_size, 512 and 64] of vLLM's [num_blocks, block_size, 576]."""
+        rows = kv_cache[:, None]
+        return rows[..., : self.latent_size], rows[..., self.latent_size :]
 
     def split_query(self, query: torch.Tensor | Queries) -> Queries:
         """Absorbed [T, N, 512] and rotated [T, N, 64] queries; vLLM may have joined them."""

@@ -57,3 +57,23 @@ def unknown_arguments(
 def refusal(backend: str, parameter: str, found: str, allowed: str) -> Refusal:
     """A refusal of an adapter."""
     return Refusal(f"{backend}.{parameter}", parameter, found, allowed, SOURCE)
+
+
+class SplitCache:
+    """The views of vLLM's one cache that a layer's operators take; mixed into an adapter.
+
+    A layer has the same cache in every step, so its views are made once, and are the same objects.
+    """
+
+    _cache: Any = None
+    _views: tuple[torch.Tensor, torch.Tensor]
+
+    def split_cache(self, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two views of the cache that vLLM hands over."""
+        if kv_cache is not self._cache:
+            self._cache, self._views = kv_cache, self.views_of(kv_cache)
+        return self._views
+
+    def views_of(self, kv_cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make the views; how depends on who allocates caches."""
+        raise NotImplementedError

@@ -22,7 +22,12 @@ from ascend_attn_backends import (
 from ascend_attn_backends import AttentionBackend as BackendClass
 from ascend_attn_ops import Refusal
 from ascend_vllm_plugin.adapters.backend import AdaptedBackend
-from ascend_vllm_plugin.adapters.layer import layer_request, refusal, unknown_arguments
+from ascend_vllm_plugin.adapters.layer import (
+    SplitCache,
+    layer_request,
+    refusal,
+    unknown_arguments,
+)
 from ascend_vllm_plugin.adapters.steps import StepMetadataBuilder
 from ascend_vllm_plugin.environment import judged_profile
 from ascend_vllm_plugin.errors import LayerRefusedError
@@ -59,7 +64,7 @@ class StandardMetadataBuilder(StepMetadataBuilder):
         return StandardMetadata(**fields, causal=common_attn_metadata.causal)
 
 
-class StandardImpl(AttentionImpl[Any]):
+class StandardImpl(SplitCache, AttentionImpl[Any]):
     """Translates a layer's calls for a backend over keys and values of all heads.
 
     Attributes:
@@ -70,7 +75,6 @@ class StandardImpl(AttentionImpl[Any]):
     """
 
     backend: ClassVar[type[BackendClass]] = AscendAttentionBackend
-    _views: tuple[torch.Tensor, torch.Tensor]
 
     def __init__(
         self,
@@ -110,7 +114,6 @@ class StandardImpl(AttentionImpl[Any]):
         if refusals:
             raise LayerRefusedError(self.backend.name, refusals)
         self._impl = self.make_impl()
-        self._cache: torch.Tensor | None = None
 
     def further_refusals(self, request: BackendRequest) -> list[Refusal]:
         """What this adapter refuses beyond the backend."""
@@ -134,7 +137,7 @@ class StandardImpl(AttentionImpl[Any]):
 
         Slots below 0 are skipped. vLLM also calls this alone, to store context of a draft.
         """
-        key_cache, value_cache = self._split(kv_cache)
+        key_cache, value_cache = self.split_cache(kv_cache)
         self._impl.write_kv(key, value, key_cache, value_cache, slot_mapping)
 
     def forward(
@@ -164,7 +167,7 @@ class StandardImpl(AttentionImpl[Any]):
             )
         if attn_metadata is None:
             return output.zero_()
-        return self.attend((query, key, value), self._split(kv_cache), attn_metadata, output)
+        return self.attend((query, key, value), self.split_cache(kv_cache), attn_metadata, output)
 
     def attend(
         self,
@@ -177,15 +180,9 @@ class StandardImpl(AttentionImpl[Any]):
         result: torch.Tensor = self._impl.forward(rows[0], *caches, metadata, output)
         return result
 
-    def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of vLLM's cache [num_blocks, KN, block_size, 2 * D]: keys, then values.
-
-        A layer has the same cache in every step, so they are made once.
-        """
-        if kv_cache is not self._cache:
-            views = kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]
-            self._cache, self._views = kv_cache, views
-        return self._views
+    def views_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of vLLM's cache [num_blocks, KN, block_size, 2 * D]: keys, then values."""
+        return kv_cache[..., : self.head_size], kv_cache[..., self.head_size :]
 
 
 class StandardBackend(AdaptedBackend):

@@ -39,7 +39,7 @@ class NpuCaches:
 class NpuStandardImpl(StandardImpl):
     """Translates a layer's calls; keys and values lie in one half of the layer's memory each."""
 
-    def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def views_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Views [num_blocks, KN, block_size, D], token-major, of the memory of a layer.
 
         Args:
@@ -53,16 +53,13 @@ class NpuStandardImpl(StandardImpl):
 class NpuStandardBackend(NpuCaches, StandardBackend):
     """The standard backend on an NPU."""
 
-    @staticmethod
-    def get_impl_cls() -> type[StandardImpl]:
-        """Per-layer part."""
-        return NpuStandardImpl
+    impl_class: ClassVar[type[StandardImpl]] = NpuStandardImpl
 
 
 class NpuMLAImpl(MLAImpl):
     """Translates an MLA layer's calls; latents come before rotary rows in the layer's memory."""
 
-    def split_cache(self, kv_cache: torch.Tensor) -> Caches:
+    def views_of(self, kv_cache: torch.Tensor) -> Caches:
         """Views [num_blocks, 1, block_size, 512 and 64], contiguous, of the memory of a layer.
 
         Args:
@@ -86,7 +83,7 @@ class NpuMLABackend(NpuCaches, MLABackend):
 class PairedCaches:
     """Caches of a layer under vllm-ascend's runner, which allocates keys and values apart."""
 
-    def _split(
+    def views_of(
         self, kv_cache: tuple[torch.Tensor, torch.Tensor] | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Views [num_blocks, KN, block_size, D] of a pair [num_blocks, block_size, KN, D]."""
@@ -115,16 +112,10 @@ class PairedCacheShape(NpuStandardBackend):
 class OverlayStandardBackend(PairedCacheShape):
     """The standard backend under vllm-ascend's runner."""
 
-    @staticmethod
-    def get_impl_cls() -> type[StandardImpl]:
-        """Per-layer part."""
-        return OverlayStandardImpl
+    impl_class = OverlayStandardImpl
 
 
 class OverlayDraftFlashBackend(PairedCacheShape, DraftFlashBackend):
     """The draft flash backend under vllm-ascend's runner."""
 
-    @staticmethod
-    def get_impl_cls() -> type[DraftFlashImpl]:
-        """Per-layer part."""
-        return OverlayDraftFlashImpl
+    impl_class = OverlayDraftFlashImpl
