@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class AscendMLAImpl(LatentAttentionLayer):
         if chosen is not None:
             queries = chosen.gather(q_nope), chosen.gather(q_pe)
             tensors = (*queries, latent_cache, rope_cache, chosen.indices, chosen.step)
-            result = self._by_indices().forward(*tensors, torch.empty_like(queries[0]))
+            result = self._by_indices.forward(*tensors, torch.empty_like(queries[0]))
             chosen.scatter(result, output)
         if metadata.keyless_tokens is not None:
             output[:rows].masked_fill_(metadata.keyless_tokens[:, None, None], 0.0)
@@ -102,11 +103,12 @@ class AscendMLAImpl(LatentAttentionLayer):
         if chosen is not None:
             queries = chosen.gather(q_nope), chosen.gather(q_pe)
             tensors = (*queries, latent_cache, rope_cache, chosen.indices, chosen.step)
-            part = self._by_indices().forward_partial(*tensors)
+            part = self._by_indices.forward_partial(*tensors)
             chosen.scatter(part.out, out)
             chosen.scatter(part.lse, lse)
         return metadata.neutral(PartialAttention(out, lse))
 
+    @cached_property
     def _by_indices(self) -> AscendSFAImpl:
         """This layer by the operator that takes its lengths from the device."""
         return AscendSFAImpl(self.num_heads, self.scale, self.latent_size, self.rope_size)
