@@ -87,7 +87,6 @@ def test_tight_limits_change_no_token(
         prefill_chunk=2,
         max_queued_events=1,
     )
-    target = SimulatedTarget(lambda batch: 1.0)
     widest = 0
 
     class Measured(SimulatedTarget):

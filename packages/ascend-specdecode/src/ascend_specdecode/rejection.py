@@ -87,14 +87,10 @@ def rejection_sample(
             that would stop the host.
     """
     check_tensors({"draft_tokens": draft_tokens, "target_probs": target_probs})
-    device = draft_tokens.device
-    if num_draft_tokens is None:
-        num_draft_tokens = full_counts(draft_tokens)
-    counts = as_indices("num_draft_tokens", num_draft_tokens, device)
+    counts = draft_counts(draft_tokens, num_draft_tokens)
     check_step(draft_tokens, target_probs, draft_probs, counts)
-    given = {"seeds": seeds, "positions": positions}
-    streams = {n: v if v is None else as_indices(n, v, device) for n, v in given.items()}
-    accept, choose = chain_numbers(*request_streams(draft_tokens, **streams), draft_tokens.shape[1])
+    streams = request_streams(draft_tokens, seeds, positions)
+    accept, choose = chain_numbers(*streams, draft_tokens.shape[1])
     return rejection_sample_with(draft_tokens, target_probs, draft_probs, counts, accept, choose)
 
 
@@ -150,26 +146,26 @@ def chain_numbers(seeds: Tensor, positions: Tensor, width: int) -> tuple[Tensor,
 
 
 def request_streams(
-    rows: Tensor, seeds: Tensor | None, positions: Tensor | None
+    rows: Tensor, seeds: Tensor | Sequence[int] | None, positions: Tensor | Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
     """Return seeds and positions [B] int64 for the B rows of ``rows``, checked or made.
 
     Raises:
-        ArgumentError: a shape, dtype or device is wrong, or (on a CPU) a position is negative.
+        ArgumentError: a type, shape, dtype or device is wrong, or (on a CPU) a position is below 0.
     """
     batch, device = rows.shape[0], rows.device
     named = {"seeds": seeds, "positions": positions}
-    given = {name: tensor for name, tensor in named.items() if tensor is not None}
+    given = {n: as_indices(n, values, device) for n, values in named.items() if values is not None}
     for name, tensor in given.items():
         check_shape(name, tensor, [batch], "[B]")
     check_indices(given, device, "draft_tokens")
-    if seeds is None:
-        seeds = torch.randint(2**63 - 1, (batch,), device=device)
-    if positions is None:
-        positions = torch.zeros(batch, dtype=torch.int64, device=device)
+    if "seeds" not in given:
+        given["seeds"] = torch.randint(2**63 - 1, (batch,), device=device)
+    if "positions" not in given:
+        given["positions"] = torch.zeros(batch, dtype=torch.int64, device=device)
     elif device.type == "cpu":
-        check_range("positions", positions, "positions >= 0")
-    return seeds.long(), positions.long()
+        check_range("positions", given["positions"], "positions >= 0")
+    return given["seeds"].long(), given["positions"].long()
 
 
 def _count_accepted(
@@ -267,8 +263,14 @@ def _rows_at(probabilities: Tensor, index: Tensor) -> Tensor:
     return probabilities[torch.arange(index.shape[0], device=index.device), index]
 
 
-def full_counts(draft_tokens: Tensor) -> Tensor:
-    """Return [B] times K for drafted tokens [B, K]; zeros where the rank is another."""
+def draft_counts(draft_tokens: Tensor, given: Tensor | Sequence[int] | None) -> Tensor:
+    """Return how many of the drafted tokens [B, K] each row has; None is K, 0 for another rank.
+
+    Raises:
+        ArgumentError: what is given is no tensor and no sequence of ints.
+    """
+    if given is not None:
+        return as_indices("num_draft_tokens", given, draft_tokens.device)
     batch, width = (*draft_tokens.shape, 0, 0)[:2]
     return torch.full((batch,), width, dtype=torch.int64, device=draft_tokens.device)
 

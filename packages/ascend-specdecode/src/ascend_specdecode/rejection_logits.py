@@ -21,12 +21,12 @@ from ascend_specdecode.rejection import (
     LEFT_OVER,
     chain_numbers,
     check_draft,
-    full_counts,
+    draft_counts,
     rejection_sample_with,
     request_streams,
     residual,
 )
-from ascend_specdecode.tensors import as_indices, check_tensors
+from ascend_specdecode.tensors import check_tensors
 from ascend_specdecode.verification import emit
 
 _PART_ENTRIES: Final = 2**19
@@ -63,18 +63,14 @@ def rejection_sample_logits(
             that decide are NaN, +inf or only -inf.
     """
     check_tensors({"draft_tokens": draft_tokens, "target_logits": target_logits})
-    device = draft_tokens.device
-    if num_draft_tokens is None:
-        num_draft_tokens = full_counts(draft_tokens)
-    counts = as_indices("num_draft_tokens", num_draft_tokens, device)
+    counts = draft_counts(draft_tokens, num_draft_tokens)
     check_draft(draft_tokens, "target_logits", target_logits, draft_probs, counts)
-    given = {"seeds": seeds, "positions": positions}
-    streams = {n: v if v is None else as_indices(n, v, device) for n, v in given.items()}
-    accept, choose = chain_numbers(*request_streams(draft_tokens, **streams), draft_tokens.shape[1])
+    streams = request_streams(draft_tokens, seeds, positions)
+    accept, choose = chain_numbers(*streams, draft_tokens.shape[1])
     tokens, undecided = sample_logits_with(
         draft_tokens, target_logits, draft_probs, counts, accept, choose
     )
-    if device.type == "cpu" and bool(undecided.any()):
+    if draft_tokens.device.type == "cpu" and bool(undecided.any()):
         row = int(undecided.nonzero()[0])
         raise ArgumentError(f"target_logits[{row}]", "NaN, +inf or only -inf", "a possible token")
     return tokens

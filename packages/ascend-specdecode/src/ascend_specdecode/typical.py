@@ -21,7 +21,7 @@ from torch import Tensor
 from ascend_specdecode.arguments import check_number
 from ascend_specdecode.choices import inverse_cdf
 from ascend_specdecode.random_streams import Purpose, uniforms
-from ascend_specdecode.rejection import check_step, full_counts, request_streams
+from ascend_specdecode.rejection import check_step, draft_counts, request_streams
 from ascend_specdecode.verification import count_leading, emit
 
 
@@ -70,16 +70,15 @@ def typical_acceptance_inexact(
     """
     check_number("epsilon", epsilon, "a number in 0..1", least=0.0, most=1.0)
     check_number("delta", delta, "a number >= 0", least=0.0, most=float("inf"))
-    if num_draft_tokens is None:
-        num_draft_tokens = full_counts(draft_tokens)
-    check_step(draft_tokens, target_probs, None, num_draft_tokens)
+    counts = draft_counts(draft_tokens, num_draft_tokens)
+    check_step(draft_tokens, target_probs, None, counts)
     seeds, positions = request_streams(draft_tokens, seeds, positions)
     width = draft_tokens.shape[1]
     entropy = -torch.special.xlogy(target_probs, target_probs).sum(dim=-1)
     limit = (delta * torch.exp(-entropy)).clamp(max=epsilon)[:, :width]
     index = draft_tokens.long().clamp(0, target_probs.shape[2] - 1).unsqueeze(2)
     typical = target_probs[:, :width].gather(2, index).squeeze(2) > limit
-    accepted = count_leading(typical, num_draft_tokens)
+    accepted = count_leading(typical, counts)
     rows = torch.arange(len(accepted), device=draft_tokens.device)
     numbers = uniforms(seeds, positions + accepted, Purpose.CHOOSE)
     last = inverse_cdf(target_probs[rows, accepted], numbers)
