@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sturdy_weights import sturdy
+
 VOCABULARY = 512
 HIDDEN = 128
 LAYERS = 2
@@ -130,17 +132,9 @@ def make_sturdy_glm(folder: Path) -> Path:
     which keys it sees. Here every token has the same two experts, with weights of its own, and the
     indexer leaves out a few of many keys, at the end of the longest prompt only.
     """
-    import torch
     from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
-    torch.manual_seed(0)
-    model = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**GLM)).float().eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.1)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.copy_(2.0 * torch.arange(buffer.shape[0]))
+    model = sturdy(GlmMoeDsaForCausalLM, GlmMoeDsaConfig(**GLM))
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return write_config(folder, {**written, **GLM})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sturdy_weights import sturdy
 
 VOCABULARY = 512
 HIDDEN = 128
@@ -162,14 +163,7 @@ def make_deepseek_v4(folder: Path) -> Path:
     """
     from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
-    torch.manual_seed(0)
-    model = DeepseekV4ForCausalLM(DeepseekV4Config(**DEEPSEEK_V4)).float().eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.1)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.copy_(2.0 * torch.arange(buffer.shape[0]))
+    model = sturdy(DeepseekV4ForCausalLM, DeepseekV4Config(**DEEPSEEK_V4))
     model.save_pretrained(folder)
     _edit_weights(folder, _as_in_checkpoints)
     path = folder / "config.json"

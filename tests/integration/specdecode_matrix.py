@@ -249,10 +249,10 @@ def run_batch(subject: Subject, number: int, mode: str, mix: str) -> Outcome:
     return run(subject, routed(subject, number), mode, LARGEST, MIXES[mix], backend)
 
 
-def doubled(subject: Subject) -> Subject:
-    """The same with two requests for each prompt."""
-    twice = {"prompts": [*subject.prompts] * 2, "plain": [*subject.plain] * 2}
-    return attrs.evolve(subject, **twice)
+def repeated(subject: Subject, times: int) -> Subject:
+    """The same with so many requests for each prompt, all prompts in turn."""
+    prompts, plain = [*subject.prompts] * times, [*subject.plain] * times
+    return attrs.evolve(subject, prompts=prompts, plain=plain)
 
 
 def plain_tokens(
@@ -337,64 +337,53 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
 }
 
 
-def measure(subject: Subject, done: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run what is not done yet; for each combination what it gave."""
-    for number, one in enumerate(combinations(subject)):
-        if str(one) in done:
-            continue
-        start = time.perf_counter()
-        outcome = run_combination(subject, one, BACKENDS[number % 2])
-        counted = outcome.statistics
-        yield (
-            str(one),
-            {
-                "equal": outcome.tokens == list(map(list, subject.plain)) and not outcome.leaked,
-                "steps": counted.steps,
-                "acceptance_length": round(counted.acceptance_length, 3),
-                "draft_errors": counted.draft_errors,
-                "preemptions": counted.preemptions,
-                "seconds": round(time.perf_counter() - start, 1),
-            },
-        )
-
-
-def measure_shared(
+def measure(
     subject: Subject, done: Mapping[str, Any], share: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """As :func:`measure`, with up to ``share`` combinations of a mode and a mix in one engine.
-
-    All prompts of each are decoded side by side, every request with the drafter and the k of its
-    combination; the target is the same for all, so it scores large batches.
-    """
-    groups: dict[tuple[str, str], list[Combination]] = {}
-    for one in combinations(subject):
-        if str(one) not in done:
-            groups.setdefault((one.mode, one.mix), []).append(one)
-    packs = [pack for group in groups.values() for pack in _batched(group, share)]
-    for number, pack in enumerate(packs):
+    """Run what is not done yet, up to ``share`` at a time; for each combination what it gave."""
+    left = [one for one in combinations(subject) if str(one) not in done]
+    for number, pack in enumerate(packs(left, share)):
         start = time.perf_counter()
         outcome = run_pack(subject, pack, BACKENDS[number % 2])
-        seconds = (time.perf_counter() - start) / len(pack)
+        counted = outcome.statistics
+        engine = {
+            "combinations_in_engine": len(pack),
+            "steps": counted.steps,
+            "acceptance_length": round(counted.acceptance_length, 3),
+            "draft_errors": counted.draft_errors,
+            "preemptions": counted.preemptions,
+            "seconds": round((time.perf_counter() - start) / len(pack), 1),
+        }
         for place, one in enumerate(pack):
             own = outcome.tokens[place * len(subject.plain) :][: len(subject.plain)]
             equal = own == list(map(list, subject.plain)) and not outcome.leaked
-            shared = {"combinations_in_engine": len(pack), "seconds": round(seconds, 1)}
-            yield str(one), {"equal": equal, **shared}
+            yield str(one), {"equal": equal, **engine}
 
 
-def _batched(group: Sequence[Combination], share: int) -> Iterator[Sequence[Combination]]:
-    for first in range(0, len(group), share):
-        yield group[first : first + share]
+def packs(left: Sequence[Combination], share: int) -> Iterator[Sequence[Combination]]:
+    """Combinations in their order, those of one mode and mix together where several share."""
+    groups: dict[object, list[Combination]] = {}
+    for one in left:
+        groups.setdefault((one.mode, one.mix) if share > 1 else one, []).append(one)
+    for group in groups.values():
+        for first in range(0, len(group), share):
+            yield group[first : first + share]
 
 
 def run_pack(subject: Subject, pack: Sequence[Combination], backend: str) -> Outcome:
-    """Several combinations of one mode and mix in one engine; the prompts of each in turn."""
+    """Combinations of one mode and mix in one engine, the prompts of each in turn.
+
+    Alone, a combination has the engine's own drafter and k; beside others every request has those
+    of its combination. The target is the same for all, so it scores large batches.
+    """
+    first, *others = pack
+    if not others:
+        return run_combination(subject, first, backend)
     made = {name: make() for name, make in subject.drafters.items()}
     count = len(subject.prompts)
     owners = [(made[one.drafter], one.k) for one in pack for _ in range(count)]
-    repeated = {name: [*getattr(subject, name)] * len(pack) for name in ("prompts", "plain")}
-    router, (first, *_) = Router(dict(enumerate(owners))), pack
-    many = attrs.evolve(subject, **repeated)
+    many = repeated(subject, len(pack))
+    router = Router(dict(enumerate(owners)))
     return run(many, router, first.mode, LARGEST, MIXES[first.mix], backend)
 
 
@@ -432,9 +421,7 @@ def main() -> int:
         found = results.setdefault(subject.name, {"combinations": len(combinations(subject))})
         found |= {"prompts": len(subject.prompts), "tokens": len(subject.plain[0])}
         done = found.setdefault("runs", {})
-        share = options.share
-        found_now = measure_shared(subject, done, share) if share > 1 else measure(subject, done)
-        for text, outcome in found_now:
+        for text, outcome in measure(subject, done, options.share):
             done[text] = outcome
             print(f"{len(done)} of {found['combinations']}  {text}  {outcome}", flush=True)
             replace_text(options.json, as_lines(results))

@@ -78,7 +78,7 @@ BATCHES = list(zip(("lockstep", "pipelined") * 2, matrix.MIXES, strict=True))
 
 
 def test_every_drafter_meets_every_k(subject: matrix.Subject) -> None:
-    both = matrix.doubled(subject)
+    both = matrix.repeated(subject, 2)
     batches = [matrix.pairs_of(both, number) for number in range(len(BATCHES))]
     met = {pair for batch in batches for pair in batch}
     assert met == {(name, k) for name in subject.drafters for k in range(9)}
@@ -87,7 +87,7 @@ def test_every_drafter_meets_every_k(subject: matrix.Subject) -> None:
 
 @pytest.mark.parametrize("number", range(len(BATCHES)))
 def test_drafts_change_nothing(number: int, subject: matrix.Subject) -> None:
-    both = matrix.doubled(subject)
+    both = matrix.repeated(subject, 2)
     found = matrix.run_batch(both, number, *BATCHES[number])
     assert found.tokens == both.plain
     assert not found.leaked

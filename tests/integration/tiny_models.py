@@ -39,7 +39,6 @@ def make_qwen3(folder: Path) -> Path:
 
 
 def _make_qwen3(folder: Path, **attention: Any) -> Path:
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -55,14 +54,20 @@ def _make_qwen3(folder: Path, **attention: Any) -> Path:
         tie_word_embeddings=False,
         initializer_range=0.2,
     )
+    return _save(Qwen3ForCausalLM, config, folder)
+
+
+def _save(model_class: Any, config: Any, folder: Path) -> Path:
+    """A model with random weights, float32."""
+    import torch
+
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    model_class(config).float().save_pretrained(folder)
     return folder
 
 
 def make_llama(folder: Path) -> Path:
     """Llama with one key/value head, which two ranks both have; random weights, float32."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -77,9 +82,7 @@ def make_llama(folder: Path) -> Path:
         tie_word_embeddings=False,
         initializer_range=0.2,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).float().save_pretrained(folder)
-    return folder
+    return _save(LlamaForCausalLM, config, folder)
 
 
 def make_mla_config(folder: Path, **changes: Any) -> Path:
