@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +87,24 @@ def drafting(
         "model": f"npu_path.knowing_drafter.{request.param}",
         "num_speculative_tokens": K,
     }
-    llm = start(model, speculative_config=drafts, **further_engine(npu))
-    tokens, _ = generate(llm)
-    metrics = {one.name: one for one in llm.get_metrics()}
-    sampled = [generate(llm, temperature=1.0, seed=seed)[0] for seed in (1, 1, 2)]
-    yield request.param, tokens, metrics, sampled
-    llm.llm_engine.engine_core.shutdown()
+    with further_engine(npu) as settings:
+        llm = start(model, speculative_config=drafts, **settings)
+        tokens, _ = generate(llm)
+        metrics = {one.name: one for one in llm.get_metrics()}
+        sampled = [generate(llm, temperature=1.0, seed=seed)[0] for seed in (1, 1, 2)]
+        yield request.param, tokens, metrics, sampled
+        llm.llm_engine.engine_core.shutdown()
 
 
-def further_engine(npu: Any) -> dict[str, Any]:
-    """Memory for an engine beside the first one, which has what there was."""
-    from npu_path.conftest import MEMORY
-
-    npu.set_memory(4 * MEMORY)
-    return {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": MEMORY // 4}
+@contextmanager
+def further_engine(npu: Any) -> Iterator[dict[str, Any]]:
+    """Memory for an engine beside the first one, which has what there was; taken away again."""
+    before = npu.options["memory_bytes"]
+    npu.set_memory(4 * before)
+    try:
+        yield {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": before // 4}
+    finally:
+        npu.set_memory(before)
 
 
 def generate(llm: Any, **sampled: Any) -> tuple[list[list[int]], list[int]]:
@@ -216,11 +221,12 @@ def test_latent_attention_equals_transformers(npu: Any, tmp_path: Path) -> None:
     model = tiny_deepseek.make(tmp_path)
     expected, lead = tiny_llama.greedy(model)
     assert lead > tiny_deepseek.LEAD
-    llm = start(model, **further_engine(npu))
-    with npu.record() as seen:
-        tokens, _ = generate(llm)
-    (row,) = json.loads(llm.collective_rpc("routing")[0])["rows"]
-    llm.llm_engine.engine_core.shutdown()
+    with further_engine(npu) as settings:
+        llm = start(model, **settings)
+        with npu.record() as seen:
+            tokens, _ = generate(llm)
+        (row,) = json.loads(llm.collective_rpc("routing")[0])["rows"]
+        llm.llm_engine.engine_core.shutdown()
     assert tokens == expected
     assert row["backend_class"] == "ascend_vllm_plugin.npu.backends.NpuMLABackend"
     assert any("FusedInferAttention" in name for name in seen.operators)
