@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+
+from ascend_attn_ops.operators._shared.fused_infer import compiled_decode
+from ascend_attn_ops.operators.scatter_pa_kv_cache import compiled_write
 
 HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 64, 128
 LENGTHS = (1, 128, 129, 40, 300)
@@ -55,3 +59,9 @@ def latent_layer(lengths: tuple[int, ...], *, joined: bool) -> dict[str, torch.T
     query, query_rope = torch.randn(len(lengths), HEADS, LATENT + ROPE).split([LATENT, ROPE], -1)
     return {"query": query.contiguous(), "key": latent, "value": latent,
             "query_rope": query_rope.contiguous(), "key_rope": rope}  # fmt: skip
+
+
+def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where numba is not installed."""
+    for module in (compiled_decode, compiled_write):
+        monkeypatch.setattr(module, "_loop", lambda: None)

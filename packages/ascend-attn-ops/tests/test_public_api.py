@@ -3,14 +3,14 @@ from __future__ import annotations
 import ascend_attn_ops
 
 RECORDS_AND_FUNCTIONS = {
-    "ArgumentFormatError", "AttentionOperatorError", "Contract", "Explanation", "Finding",
-    "FlashAttnPlan",
+    "ArgumentFormatError", "AttentionOperatorError", "CallSeries", "Contract",
+    "Explanation", "Finding", "FlashAttnPlan",
     "NoProviderError", "NpuCall", "OpArgumentError", "Operator", "PartialAttention", "Provider",
     "ProviderUnavailableError", "Refusal", "Rule", "RuleContext", "Sample", "SanitizerError",
     "Scope", "Stage", "StepCalls", "TensorMeta", "Tolerance", "UnknownOperatorError",
-    "all_operators", "call", "check", "current_profile", "current_provider", "explain",
-    "from_data", "merge_partials", "operator_named", "sanitize", "select", "use_profile",
-    "use_provider",
+    "all_operators", "call", "check", "compile_loops", "current_profile", "current_provider",
+    "explain", "from_data", "merge_partials", "operator_named", "sanitize", "select",
+    "use_profile", "use_provider",
 }  # fmt: skip
 OPERATORS = {
     "attention_update": "AttentionUpdateArguments",

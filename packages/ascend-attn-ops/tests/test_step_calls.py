@@ -8,11 +8,30 @@ from typing import Any
 
 import pytest
 import torch
-from decode_layers import HEADS, LENGTHS, SIZE, arguments, latent_layer, layer
+from decode_layers import (
+    HEADS,
+    LENGTHS,
+    SIZE,
+    arguments,
+    latent_layer,
+    layer,
+    without_loops,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ascend_attn_ops as ops
 from ascend_attn_ops import step_calls
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each test with the compiled loops and without."""
+    name: str = request.param
+    if name == "torch":
+        without_loops(monkeypatch)
+    else:
+        assert ops.compile_loops()
+    return name
 
 
 def repeat(calls: ops.StepCalls, tensors: dict[str, torch.Tensor], shared: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from .batch import AttentionBatch
 from .split import RequestGroup
-from .starts import repair_starts
+from .starts import repaired_on_host
 from .transfer import copy_to_device
 
 MOST_VERIFIED_TOKENS = 16
@@ -91,8 +91,7 @@ class OpenTokens(StepTokens):
                 num_tokens=batch.num_tokens, token_slice=everything, token_indices=None, bounds=held
             )
         starts = batch.query_start_loc_cpu[: batch.num_reqs + 1]
-        repaired: list[int] = repair_starts(starts, batch.num_tokens).tolist()
-        return cls._split(batch, repaired, held)
+        return cls._split(batch, repaired_on_host(starts, batch.num_tokens), held)
 
     @classmethod
     def _split(

@@ -22,3 +22,12 @@ def repair_starts(query_start_loc: torch.Tensor, num_tokens: int) -> torch.Tenso
         ``[num_rows + 1]``, dtype and device of the input.
     """
     return torch.cummax(query_start_loc.clamp(min=0, max=num_tokens), dim=0).values
+
+
+def repaired_on_host(query_start_loc: torch.Tensor, num_tokens: int) -> list[int]:
+    """What :func:`repair_starts` makes of starts in host memory, as integers."""
+    starts: list[int] = query_start_loc.tolist()
+    if starts[0] >= 0 and starts[-1] <= num_tokens and starts == sorted(starts):
+        return starts
+    repaired: list[int] = repair_starts(query_start_loc, num_tokens).tolist()
+    return repaired

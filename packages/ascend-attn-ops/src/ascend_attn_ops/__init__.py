@@ -5,6 +5,7 @@ from .arguments import from_data
 from .context import current_profile, current_provider, sanitize, use_profile, use_provider
 from .contract import Contract, Finding, Rule, RuleContext, Scope, Stage
 from .operator import NpuCall, Operator, Provider, Sample, TensorMeta, Tolerance
+from .operators._shared.compiled import compile_loops
 from .operators.attention_update import attention_update
 from .operators.attention_update.arguments import AttentionUpdateArguments
 from .operators.compressor import compressor
@@ -69,12 +70,13 @@ from .refusals import (
 )
 from .registry import all_operators, operator_named
 from .selection import Explanation, check, explain, select
-from .step_calls import StepCalls, call
+from .step_calls import CallSeries, StepCalls, call
 
 __all__ = [
     "ArgumentFormatError",
     "AttentionOperatorError",
     "AttentionUpdateArguments",
+    "CallSeries",
     "CompressorArguments",
     "Contract",
     "Explanation",
@@ -124,6 +126,7 @@ __all__ = [
     "attention_update",
     "call",
     "check",
+    "compile_loops",
     "compressor",
     "current_profile",
     "current_provider",

@@ -233,22 +233,23 @@ def checked_provider(
         ProviderUnavailableError: None of the providers in ``name`` takes the call.
         NoProviderError: No provider takes the call.
     """
-    found = records.fingerprint(args)
-    key = (op.name, name, id(profile), found)
-    known = _chosen.get(key)
+    found, kind = records.fingerprint(args), (op.name, name, id(profile))
+    host = device_of(args) == "cpu"
+    by_shape = host and bool(op.contract.length_rules)
+    shape = (*kind, records.without_lengths(found)) if by_shape else None
+    if shape is not None:
+        known = _chosen_by_shape.get(shape)
+        if known is not None and op.contract.lengths_hold(args, profile, host=host):
+            return known[1]  # a further step: the lengths have changed, and nothing else
+    known = _chosen.get((*kind, found))
     if known is not None:
         return known[1]
-    host = device_of(args) == "cpu"
-    shape = (op.name, name, id(profile), records.without_lengths(found))
-    known = _chosen_by_shape.get(shape)
-    if known is not None and op.contract.lengths_hold(args, profile, host=host):
-        return known[1]  # a further step: the lengths have changed, and nothing else
     refuse(op, args, list(_check(op, args, profile, host=host)), profile)
     provider = _named(op, args, profile, name) if name else select(op, args, profile)
-    if provider.host and op.contract.length_rules:
+    if provider.host and shape is not None:
         _remember(_chosen_by_shape, shape, (profile, provider))
     else:
-        _remember(_chosen, key, (profile, provider))
+        _remember(_chosen, (*kind, found), (profile, provider))
     return provider
 
 

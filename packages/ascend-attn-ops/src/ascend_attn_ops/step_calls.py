@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -55,6 +55,52 @@ def call(op: Operator[Any], tensors: Tensors, **arguments: Any) -> Any:
     return op(**tensors, **arguments)
 
 
+class RenewableCall(Protocol):
+    """A prepared call that a further step need not prepare anew."""
+
+    def __call__(self, **tensors: Any) -> Any:
+        """Outputs for tensors of the shapes that it was prepared for."""
+
+    def renewed(self, changed: Mapping[str, Any]) -> RenewableCall | None:
+        """The call with other values of these arguments.
+
+        None, unless it knows that the contract holds for these values as it held for the old ones.
+        """
+
+
+@attrs.frozen(eq=False)
+class CallSeries:
+    """The last calls of a kind, from which those of a further step are made where nothing but
+    lengths and blocks has changed.
+
+    It keeps no tensors of layers.
+    """
+
+    _last: dict[Hashable, tuple[Mapping[str, Any], RenewableCall]] = attrs.field(
+        factory=dict, init=False
+    )
+
+    def renewed(self, kind: Hashable, arguments: Mapping[str, Any]) -> RenewableCall | None:
+        """The last call of a kind with new arguments, or None where it must be prepared."""
+        known = self._last.get(kind)
+        if known is None or known[0].keys() != arguments.keys():
+            return None
+        old, call = known
+        return call.renewed({
+            name: value
+            for name, value in arguments.items()
+            if value is not old[name] and (isinstance(value, torch.Tensor) or value != old[name])
+        })  # fmt: skip
+
+    def keep(self, kind: Hashable, arguments: Mapping[str, Any], ready: Any) -> None:
+        """Remember a call, if it is one that can be renewed."""
+        if not hasattr(ready, "renewed"):
+            return
+        if len(self._last) >= _MOST_KINDS:
+            self._last.clear()
+        self._last[kind] = (arguments, ready)
+
+
 @attrs.frozen(eq=False)
 class StepCalls:
     """Calls of one step that its layers repeat with tensors of their own.
@@ -64,9 +110,14 @@ class StepCalls:
     mask, scalars) belongs to the step: nobody may write it while the step lasts. A layer may keep
     one for calls without any such argument.
 
-    Environment variables are read when a call is prepared, the context at every call.
+    Environment variables are read when a call is prepared, the context at every call. In a series
+    of steps, a call is prepared when more than its lengths and blocks changes.
+
+    Attributes:
+        series: Calls of earlier steps of the same layers, or None.
     """
 
+    series: CallSeries | None = None
     _ready: dict[Hashable, Callable[..., Any]] = attrs.field(factory=dict, init=False)
 
     def __call__(
@@ -98,8 +149,17 @@ class StepCalls:
         if ready is None:
             if len(self._ready) >= _MOST_KINDS:
                 self._ready.clear()
-            ready = self._ready[key] = _prepared(op, tensors, fixed())
+            ready = self._ready[key] = self._prepare(key, op, tensors, fixed())
         return ready(**tensors)
+
+    def _prepare(
+        self, key: Hashable, op: Operator[Any], tensors: Tensors, fixed: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        if self.series is None:
+            return _prepared(op, tensors, fixed)
+        ready = self.series.renewed(key, fixed) or _prepared(op, tensors, fixed)
+        self.series.keep(key, fixed, ready)
+        return ready
 
 
 def _first(tensors: Tensors) -> torch.Tensor:

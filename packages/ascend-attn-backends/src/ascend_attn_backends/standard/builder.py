@@ -10,13 +10,15 @@ from typing import Any
 import attrs
 import torch
 
+from ascend_attn_ops import CallSeries
+
 from ..batch import AttentionBatch
 from ..errors import AttentionBatchError
 from ..kv_layout import num_blocks_for
 from ..masks import SHARED_MASKS, AttentionMaskBuilder
 from ..open_tokens import OpenTokens
 from ..split import RequestGroup
-from ..starts import repair_starts
+from ..starts import repaired_on_host
 from ..transfer import copy_to_device
 from .metadata import AscendMetadata, AttentionLaunch
 from .token_step import token_step
@@ -24,7 +26,10 @@ from .token_step import token_step
 
 @attrs.frozen
 class AscendAttentionMetadataBuilder:
-    """A pure function from batch to metadata; everything that no layer changes is computed here.
+    """A function from batch to metadata; everything that no layer changes is computed here.
+
+    Metadata depends on nothing but the batch. What a host worked out for the operator calls of one
+    step is kept for the next, which mostly differs in its lengths alone.
 
     The attention operator takes its lengths as host integers. They come from the batch's host
     copies; without these, each of the two length tensors is read from the device once per step,
@@ -37,6 +42,7 @@ class AscendAttentionMetadataBuilder:
 
     block_size: int = attrs.field(validator=attrs.validators.ge(1))
     masks: AttentionMaskBuilder = attrs.field(default=SHARED_MASKS, kw_only=True)
+    _series: CallSeries = attrs.field(factory=CallSeries, init=False, eq=False, repr=False)
 
     def build(self, batch: AttentionBatch) -> AscendMetadata:
         """Metadata of one step.
@@ -97,7 +103,7 @@ class AscendAttentionMetadataBuilder:
             "block_size": self.block_size,
             "max_query_len": max(map(sub, starts[1:], starts), default=0),
             "max_seq_len": max(keys, default=0),
-            "launches": _launches(batch, starts, keys, table, rows),
+            "launches": self._launches(batch, starts, keys, table, rows),
             "slot_mapping": batch.slot_mapping.clone(),
             "causal_template": self.masks.template(batch.device),
         }
@@ -117,49 +123,49 @@ class AscendAttentionMetadataBuilder:
             memory_format=torch.contiguous_format
         )
 
+    def _launches(
+        self,
+        batch: AttentionBatch,
+        starts: list[int],
+        keys: list[int],
+        table: torch.Tensor,
+        rows: Sequence[int] | None,
+    ) -> tuple[AttentionLaunch, ...]:
+        """One call, or two when causality differs between requests; none without tokens."""
+        if starts[-1] == 0 or rows == ():
+            return ()
+        causal = batch.host_causal()[: batch.num_reqs]
+        if len(set(causal)) == 1 and rows is None:
+            return (_whole_step(causal[0], starts, keys, table, self._series),)
+        rows = range(batch.num_reqs) if rows is None else rows
+        groups = {
+            kind: RequestGroup.from_starts(starts, [row for row in rows if causal[row] is kind])
+            for kind in (True, False)
+        }
+        return tuple(
+            _part_of_step(kind, group, keys, table)
+            for kind, group in groups.items()
+            if group.num_tokens
+        )
+
 
 def host_key_counts(batch: AttentionBatch) -> list[int]:
     """``[num_reqs]`` keys of each real request, at least 0, as host integers."""
-    counts: list[int] = batch.host_seq_lens()[: batch.num_reqs].clamp(min=0).tolist()
-    return counts
+    counts: list[int] = batch.host_seq_lens()[: batch.num_reqs].tolist()
+    return counts if min(counts, default=0) >= 0 else [max(count, 0) for count in counts]
 
 
 def covered_starts(batch: AttentionBatch) -> list[int]:
     """``[num_reqs + 1]`` repaired query starts of the real requests, as host integers."""
     starts = batch.host_query_starts()[: batch.num_reqs + 1]
-    repaired: list[int] = repair_starts(starts, batch.num_tokens).tolist()
-    return repaired
-
-
-def _launches(
-    batch: AttentionBatch,
-    starts: list[int],
-    keys: list[int],
-    table: torch.Tensor,
-    rows: Sequence[int] | None,
-) -> tuple[AttentionLaunch, ...]:
-    """One call, or two when causality differs between requests; none without tokens."""
-    if starts[-1] == 0 or rows == ():
-        return ()
-    causal = batch.host_causal()[: batch.num_reqs]
-    if len(set(causal)) == 1 and rows is None:
-        return (_whole_step(causal[0], starts, keys, table),)
-    rows = range(batch.num_reqs) if rows is None else rows
-    groups = {
-        kind: RequestGroup.from_starts(starts, [row for row in rows if causal[row] is kind])
-        for kind in (True, False)
-    }
-    return tuple(
-        _part_of_step(kind, group, keys, table)
-        for kind, group in groups.items()
-        if group.num_tokens
-    )
+    return repaired_on_host(starts, batch.num_tokens)
 
 
 def _whole_step(
-    causal: bool, starts: list[int], keys: list[int], table: torch.Tensor
+    causal: bool, starts: list[int], keys: list[int], table: torch.Tensor, series: CallSeries
 ) -> AttentionLaunch:
     return AttentionLaunch(
+        series=series,
         causal=causal,
         num_tokens=starts[-1],
         token_slice=slice(0, starts[-1]),

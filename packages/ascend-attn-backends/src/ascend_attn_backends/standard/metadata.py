@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ascend_attn_ops import StepCalls
+from ascend_attn_ops import CallSeries, StepCalls
 
 from ..open_tokens import StepTokens
 from .token_step import TokenStep
@@ -23,6 +23,7 @@ class AttentionLaunch(StepTokens):
         query_lens_cumulative: ``[num_rows]`` cumulative query lengths; the last is ``num_tokens``.
         seq_lens: ``[num_rows]`` keys of each request.
         block_table: ``[num_rows, max_blocks]`` int32, a copy that nobody else writes.
+        series: The calls of earlier steps.
         calls: Its operator calls so far; layers of one kind are checked and planned once.
     """
 
@@ -30,7 +31,12 @@ class AttentionLaunch(StepTokens):
     query_lens_cumulative: tuple[int, ...]
     seq_lens: tuple[int, ...]
     block_table: torch.Tensor
-    calls: StepCalls = attrs.field(factory=StepCalls, init=False, repr=False)
+    series: CallSeries = attrs.field(factory=CallSeries, repr=False)
+    calls: StepCalls = attrs.field(init=False, repr=False)
+
+    @calls.default
+    def _calls_of_this_step(self) -> StepCalls:
+        return StepCalls(self.series)
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -26,21 +26,21 @@ def attention_batch(common: CommonAttentionMetadata, *, drafts_in_flight: bool) 
             accepted, so that its sequence lengths are bounds and not exact.
     """
     rows, tokens = common.num_reqs, common.num_actual_tokens
-    bounds = common.seq_lens_cpu_upper_bound
+    bounds, flags = common.seq_lens_cpu_upper_bound, common.is_prefilling
     return AttentionBatch(
-        query_start_loc=common.query_start_loc[: rows + 1],
-        seq_lens=common.seq_lens[:rows],
-        block_table=common.block_table_tensor[:rows],
-        slot_mapping=common.slot_mapping[:tokens],
+        query_start_loc=_first(common.query_start_loc, rows + 1),
+        seq_lens=_first(common.seq_lens, rows),
+        block_table=_first(common.block_table_tensor, rows),
+        slot_mapping=_first(common.slot_mapping, tokens),
         num_reqs=rows,
         num_tokens=tokens,
         max_query_len=common.max_query_len,
         max_seq_len=common.max_seq_len,
         causal=common.causal,
-        query_start_loc_cpu=common.query_start_loc_cpu[: rows + 1],
+        query_start_loc_cpu=_first(common.query_start_loc_cpu, rows + 1),
         seq_lens_cpu=_host_seq_lens(common, drafts_in_flight),
-        seq_lens_cpu_upper_bound=None if bounds is None else bounds[:rows],
-        is_prefilling=None if common.is_prefilling is None else common.is_prefilling[:rows],
+        seq_lens_cpu_upper_bound=None if bounds is None else _first(bounds, rows),
+        is_prefilling=None if flags is None else _first(flags, rows),
     )
 
 
@@ -54,8 +54,13 @@ def drafts_in_flight(vllm_config: VllmConfig) -> bool:
 def _host_seq_lens(common: CommonAttentionMetadata, drafts_in_flight: bool) -> torch.Tensor | None:
     """Exact lengths in host memory, or None where only the device has them."""
     if common.seq_lens.device.type == "cpu":
-        return common.seq_lens[: common.num_reqs]
+        return _first(common.seq_lens, common.num_reqs)
     bound = common.seq_lens_cpu_upper_bound
     if bound is None or drafts_in_flight:
         return None
-    return bound[: common.num_reqs]
+    return _first(bound, common.num_reqs)
+
+
+def _first(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """The first rows, which mostly are all; a view costs microseconds."""
+    return rows if rows.shape[0] == count else rows[:count]

@@ -8,6 +8,7 @@ import torch
 
 from ...operator import NpuCall
 from .arguments import ScatterPaKvCacheArguments as Args
+from .compiled_write import CompiledWrite, writes
 
 
 def gap(a: Args) -> str | None:
@@ -47,6 +48,8 @@ def run_cpu(a: Args) -> None:
 
 def prepare_cpu(a: Args) -> Callable[..., None] | None:
     """What writes further tokens into caches of the same shape."""
+    if writes(a):
+        return CompiledWrite.of(a).run
     return None if a.is_nz else write
 
 

@@ -21,16 +21,28 @@ View = tuple[tuple[int, int, int], tuple[int, int, int], int]
 """Sizes, strides, and how far behind the cache's first element it begins."""
 
 
-def reads_in_place(c: Call) -> bool:
-    """Whether one row of a request may be computed here."""
-    if not c.paged or c.query.dtype not in (torch.float32, torch.float64):
-        return False
+def legible_caches(c: Call) -> tuple[torch.Tensor, ...]:
+    """Caches in which a row that is alone in its request can read all keys where they lie.
+
+    Returns:
+        [num_blocks, KN, block_size, size] of keys, rotary parts and values; none where such a row
+        sees less or the caches must be rearranged.
+    """
+    if c.block_table is None or c.query.dtype not in (torch.float32, torch.float64):
+        return ()
     if c.pse is not None or c.effective_mode not in (0, 3) or full_mask(c) is not None:
-        return False
+        return ()
+    if c.block_table.stride(1) != 1:
+        return ()
     caches = block_caches(c, c.first_key, c.key_rope, c.first_value)
-    if any(cache.dim() == 5 or cache.stride(3) != 1 for cache in caches):
-        return False
-    return len(caches[0]) > 0 and caches[0][0].numel() >= LARGE_BLOCK
+    plain = len(caches[0]) and all(t.dim() == 4 and t.stride(3) == 1 for t in caches)
+    return caches if plain else ()
+
+
+def absent_block(request: int, column: int, found: int, blocks: int) -> IndexError:
+    """The error of a block that is not in the cache; it would become an address."""
+    place = f"block_table[{request}, {column}]"
+    return IndexError(f"{place}: found {found}, allowed: 0 to {blocks - 1}")
 
 
 def joined(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -108,7 +120,7 @@ class DecodePlan:
         Raises:
             IndexError: A block that a request reads is not in the cache.
         """
-        assert c.block_table is not None  # noqa: S101 - reads_in_place said so
+        assert c.block_table is not None  # noqa: S101 - its caches are legible
         table, blocks = c.block_table.tolist(), value.shape[0]
         views = [_Views.of(cache, turned=True) for cache in keys]
         views.append(_Views.of(value, turned=False))
@@ -203,9 +215,8 @@ def _pieces(
     pieces = []
     for column, first in enumerate(range(0, span.kv_len, block_size)):
         block, count = ids[column], min(block_size, span.kv_len - first)
-        if not 0 <= block < blocks:  # it becomes an address
-            place = f"block_table[{span.request}, {column}]"
-            raise IndexError(f"{place}: found {block}, allowed: 0 to {blocks - 1}")
+        if not 0 <= block < blocks:
+            raise absent_block(span.request, column, block, blocks)
         *keys, values = [view.view(block, count) for view in views]
         pieces.append(Piece(first, count, tuple(keys), values))
     return tuple(pieces)
