@@ -8,22 +8,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from test_adapter import config, question
 from tiny_models import make_mla_config
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from ascend_attn_backends import NoBackendError, run_ranks
+from ascend_attn_backends import AscendSFAPCPBackend, NoBackendError, run_ranks
 from ascend_attn_ops import PartialAttention
-from ascend_vllm_plugin import LayerRefusedError, selection
+from ascend_vllm_plugin import LayerRefusedError, facts, selection
 from ascend_vllm_plugin.adapters.indexer import KeyChooser
 from ascend_vllm_plugin.adapters.mla import MLABackend, MLADcpImpl, MLAImpl, MLAMetadataBuilder
 from ascend_vllm_plugin.adapters.sfa import SFABackend
 from ascend_vllm_plugin.adapters.shared_keys import padded
+from ascend_vllm_plugin.environment import judged_profile
 from ascend_vllm_plugin.latent_settings import latent_settings_kept
 from ascend_vllm_plugin.patches import dcp_merge
 from ascend_vllm_plugin.simulated_platform import SimulatedAscendPlatform
@@ -90,6 +93,81 @@ def test_selection_finds_the_adapter(sparse: bool, parallel: dict[str, int], exp
     asks = question(use_mla=True, use_sparse=sparse, head_size=LATENT + ROPE)
     route = selection.select(asks, latent_config(**parallel), None)
     assert route.class_path == f"ascend_vllm_plugin.{expected}"
+
+
+LAYOUTS = [
+    *((2, 1, 1), (2, 1, 2), (4, 1, 2), (4, 1, 4)),
+    *((1, 2, 1), (1, 2, 2), (2, 2, 1), (2, 2, 2), (2, 2, 4)),
+    *((4, 2, 1), (4, 2, 2), (4, 2, 8), (2, 4, 1), (2, 4, 4), (2, 4, 8)),
+]
+"""(TP, PCP, DCP) that vLLM takes."""
+
+
+def ranks_of_vllm(
+    layout: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, set[int]]:
+    """Ranks of each group of vLLM that rank 0 belongs to; no group is opened."""
+    tensor, prefill, decode = layout
+    opened: dict[str, set[int]] = {}
+
+    def open_group(ranks: list[list[int]], *_: Any, group_name: str, **__: Any) -> Any:
+        (opened[group_name],) = (set(group) for group in ranks if 0 in group)
+        return SimpleNamespace(rank_in_group=0)
+
+    monkeypatch.setattr(parallel_state, "init_model_parallel_group", open_group)
+    monkeypatch.setattr(
+        parallel_state, "get_world_group", lambda: SimpleNamespace(local_rank=0, cpu_group=None)
+    )
+    for name in ("_TP", "_ETP", "_DCP", "_PCP", "_PP", "_DP", "_EP", "_EPLB", "_ENGRAM_DP"):
+        monkeypatch.setattr(parallel_state, name, None)
+    here = {"is_initialized": True, "get_world_size": tensor * prefill, "get_rank": 0}
+    for name, value in here.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    parallel_state.initialize_model_parallel(tensor, 1, prefill, decode, backend="gloo")
+    return opened
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.usefixtures("current_config")
+def test_ranks_are_counted_as_vllm_groups_them(
+    layout: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks that work on one request, and those of them that bring other heads."""
+    tensor, prefill, decode = layout
+    ParallelConfig(
+        tensor_parallel_size=tensor,
+        prefill_context_parallel_size=prefill,
+        decode_context_parallel_size=decode,
+    )
+    groups = ranks_of_vllm(layout, monkeypatch)
+    asked = latent_config(
+        prefill_context_parallel_size=prefill, decode_context_parallel_size=decode
+    )
+    request = facts.request_from(question(use_mla=True), asked, None)
+    assert len(groups["dcp"] | groups["pcp"]) == request.context_parallel_size
+    shares_of_heads = {rank % tensor for rank in groups["dcp"]}
+    assert len(shares_of_heads) * prefill == request.context_parallel_size
+    both = prefill > 1 and decode > 1
+    assert (prefill * decode != request.context_parallel_size) is both  # control: the product
+
+
+@pytest.mark.parametrize(("decode", "heads"), [(2, 128), (4, 64)])
+def test_heads_of_ranks_that_share_prompts_are_not_counted_twice(decode: int, heads: int) -> None:
+    asked = latent_config(prefill_context_parallel_size=2, decode_context_parallel_size=decode)
+    asks = question(use_mla=True, use_sparse=True, head_size=LATENT + ROPE)
+    request = facts.request_from(asks, asked, heads)
+    assert AscendSFAPCPBackend.refusals(request, judged_profile()) == []
+    twice = attrs.evolve(request, context_parallel_size=2 * decode)
+    refusals = AscendSFAPCPBackend.refusals(twice, judged_profile())
+    assert [one.parameter for one in refusals] == ["query"]  # control: 256 heads
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sharing_keys_and_prompts_is_refused_by_selection(sparse: bool) -> None:
+    asked = latent_config(prefill_context_parallel_size=2, decode_context_parallel_size=2)
+    asks = question(use_mla=True, use_sparse=sparse, head_size=LATENT + ROPE)
+    with pytest.raises(NoBackendError, match="use_pcp: found True; allowed: ranks that share"):
+        selection.select(asks, asked, None)
 
 
 def layer(cls: type[MLAImpl] = MLAImpl, **changes: Any) -> MLAImpl:

@@ -78,8 +78,10 @@ def engine_facts(vllm_config: VllmConfig) -> dict[str, Any]:
     if speculative is not None and speculative.target_model_config is not None:
         target = speculative.target_model_config
     facts: dict[str, Any] = {
-        "context_parallel_size": (
-            parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+        # DCP spans the PCP ranks, or these and all TP ranks, or TP ranks alone (vLLM
+        # config/parallel.py): one group holds the other, so their sizes do not multiply.
+        "context_parallel_size": max(
+            parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
         ),
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size,
         "training_consistency": options.training_consistency,

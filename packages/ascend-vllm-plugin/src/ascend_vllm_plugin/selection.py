@@ -46,6 +46,12 @@ NOT_ADAPTED: Mapping[str, str] = {
 }
 """Fields of `AttentionSelectorConfig` that no adapter handles -> what it takes instead."""
 
+ONE_KIND_OF_SHARING = (
+    "ranks that share prompts (--prefill-context-parallel-size) or keys "
+    "(--decode-context-parallel-size), not both"
+)
+"""Where prompts are shared every rank has all keys: no adapter merges parts there."""
+
 
 @attrs.frozen
 class LayerKind:
@@ -171,6 +177,9 @@ def _no_adapter(backend: str, adapters: Mapping[str, str]) -> Refusal:
 def adapter_refusals(config: AttentionSelectorConfig, vllm_config: VllmConfig) -> list[Refusal]:
     """What vLLM asks for and no adapter of this version handles."""
     reasons = [item for item in NOT_ADAPTED.items() if getattr(config, item[0])]
+    parallel = vllm_config.parallel_config
+    if min(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1:
+        reasons.append(("use_pcp", ONE_KIND_OF_SHARING))
     if config.use_kv_connector:
         is_draft = role_of_current_layer(vllm_config) == "draft"
         unserved = connector_reasons(
