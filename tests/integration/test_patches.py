@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import pkgutil
 from typing import Any
 
 import pytest
-from engines import environment, run_script
+from engines import HERE, environment, run_script
+from latent_probe import INDEXER_PATCHES
 
+from ascend_vllm_plugin import patches
+from ascend_vllm_plugin.patches import NPU_PATCHES, PATCHES
 from ascend_vllm_plugin.patches.kernel_dispatchers import DISPATCHERS
 
 pytestmark = pytest.mark.engine
@@ -31,6 +36,45 @@ EXPECTED: dict[str, Any] = {
     },
 }
 NAMES = [name for _, name in DISPATCHERS]
+
+INDEXER = "test_latent_patches.py::test_patch_of_the_indexer_is_still_needed"
+STILL_NEEDED = {
+    "kernel_dispatchers": "test_patches.py::test_the_patch_is_still_needed",
+    "rotary_embedding": "test_latent_patches.py::test_rotary_embedding_is_still_needed",
+    "indexer_cache": INDEXER,
+    "indexer": INDEXER,
+    "sparse_attn_indexer": INDEXER,
+    "compressed_attention": "test_compressed_adapters.py::test_the_patch_is_still_needed",
+    "dcp_merge": "test_latent_models.py::test_the_patch_dcp_merge_is_still_needed",
+    "interpreter_masks": "test_dflash2.py::test_the_interpreter_still_refuses_the_kernels_mask",
+    "dflash2_on_v1": "test_dflash2.py::test_the_v1_runner_still_refuses_dflash2",
+}
+"""Patch of simulate mode -> the test that fails when vLLM works without it."""
+
+NO_PATCHES = {"replacement", "triton_interpreter"}
+"""Modules beside the patches: how to replace a name, and the stage that is set before vLLM loads
+its kernels, which `test_latent_patches.py` judges."""
+
+
+def functions(file: str) -> set[str]:
+    """Names of the functions of a file beside this one."""
+    tree = ast.parse((HERE / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_patch_has_a_test_that_fails_when_it_is_not_needed() -> None:
+    assert {patch.name for patch in PATCHES} == set(STILL_NEEDED)
+    for test in STILL_NEEDED.values():
+        file, name = test.split("::")
+        assert name in functions(file), f"{test}: there is no such test"
+    of_the_indexer = {name for name, test in STILL_NEEDED.items() if test == INDEXER}
+    assert of_the_indexer == set(INDEXER_PATCHES)  # what that test is run with
+
+
+def test_every_module_is_a_patch_that_is_listed_once() -> None:
+    listed = [patch.name for patch in (*PATCHES, *NPU_PATCHES)]
+    modules = {module.name for module in pkgutil.iter_modules(patches.__path__)}
+    assert sorted(listed) == sorted(modules - NO_PATCHES)
 
 
 @pytest.fixture(scope="module")

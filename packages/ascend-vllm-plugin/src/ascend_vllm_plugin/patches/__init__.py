@@ -1,10 +1,11 @@
 """Changes to vLLM itself, one module each.
 
-A module says why the change is needed; `PATCHES` says for which versions of vLLM. A test in
-`tests/integration/test_patches.py` fails as soon as vLLM works without it. Nothing is changed at
-import, and a module is only imported to be applied: the worker applies the patches in its own
-process before it builds the model: `PATCHES` in simulate mode, `NPU_PATCHES` in NPU mode on the
-standalone base. On the overlay base vllm-ascend patches vLLM itself.
+A module says why the change is needed; `PATCHES` says for which versions of vLLM. For each there is
+a test that fails as soon as vLLM works without it, listed in `tests/integration/test_patches.py`
+(those of `NPU_PATCHES`: in `tests/npu_path/test_npu_patches.py` of this package). Nothing is
+changed at import, and a module is only imported to be applied: the worker applies the patches in
+its own process before it builds the model: `PATCHES` in simulate mode, `NPU_PATCHES` in NPU mode on
+the standalone base. On the overlay base vllm-ascend patches vLLM itself.
 """
 
 from __future__ import annotations
