@@ -18,5 +18,6 @@ def _no_variables_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         "ASCEND_VLLM_NPU",
         "ASCEND_VLLM_ROUTING_FILE",
         "ASCEND_HWPROFILE",
+        "ASCEND_ATTN_PROVIDER",
     ):
         monkeypatch.delenv(name, raising=False)

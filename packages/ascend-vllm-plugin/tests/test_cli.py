@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,33 @@ def test_an_unknown_profile_is_named(command, monkeypatch, capsys):
     monkeypatch.setattr(compat.metadata, "version", lambda name: "0.30.0")
     assert main([command, "model", "--profile", "A9"]) == 2
     assert "unknown SoC 'A9'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "code"), [("explain", 2), ("serve", 1)])
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("ASCEND_ATTN_PROVIDER", "gpu", "one of these, or several with commas: cpu, "),
+    ],
+)
+def test_a_wrong_variable_is_named_before_vllm_is_asked(
+    command, code, name, value, allowed, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # an import of vLLM fails
+    monkeypatch.setattr(compat.metadata, "version", installed)
+    monkeypatch.setitem(os.environ, name, value)
+    assert main([command, "model"]) == code
+    error = capsys.readouterr().err
+    assert error.count(f"environment variable {name}={value!r}: allowed is {allowed}") == 1
+    assert error.count("problem") == (command == "serve")
+    assert "Traceback" not in error
+
+
+def installed(name):
+    """A machine with one vLLM."""
+    if name == "vllm":
+        raise compat.metadata.PackageNotFoundError(name)
+    return "0.30.0"
 
 
 def test_explaining_writes_no_routing_file_and_keeps_what_the_user_set(monkeypatch):

@@ -190,6 +190,12 @@ def test_a_plugin_that_stays_out_is_in_nobodys_way(monkeypatch):
         ("ASCEND_VLLM_NPU", "yes", "environment", "ASCEND_VLLM_NPU='yes'"),
         ("ASCEND_VLLM_SIMULATE", "yes", "environment", "ASCEND_VLLM_SIMULATE='yes'"),
         ("ASCEND_VLLM_ROUTING_FILE", "/no/such/folder/x", "environment", "/no/such/folder/x"),
+        (
+            "ASCEND_ATTN_PROVIDER",
+            "gpu",
+            "environment",
+            "ASCEND_ATTN_PROVIDER='gpu': allowed is one of these, or several with commas: cpu, ",
+        ),
         ("ASCEND_HWPROFILE", "A9", "profile", "unknown SoC 'A9'"),
     ],
 )
@@ -199,6 +205,24 @@ def test_variables_that_stand_in_the_way(name, value, subject, said, monkeypatch
     assert finding.status == PROBLEM
     assert said in finding.found
     assert finding.remedy
+
+
+def test_every_wrong_variable_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("ASCEND_ATTN_PROVIDER", "gpu")
+    monkeypatch.setenv("ASCEND_VLLM_NPU", "maybe")
+    monkeypatch.setenv("ASCEND_VLLM_ROUTING_FILE", str(tmp_path / "routing.json"))
+    assert [one.found.split()[2].split("=")[0] for one in found("environment")] == [
+        "ASCEND_VLLM_NPU",
+        "ASCEND_ATTN_PROVIDER",
+    ]
+    assert only("ASCEND_VLLM_ROUTING_FILE").status == OK
+    monkeypatch.setattr(doctor, "_start", lambda: pytest.fail("started"))
+    assert main(["doctor"]) == 1
+
+
+def test_a_routing_file_is_told_only_where_one_is_named(monkeypatch):
+    monkeypatch.setenv("ASCEND_VLLM_ROUTING_FILE", "")
+    assert found("ASCEND_VLLM_ROUTING_FILE") == []
 
 
 @pytest.mark.parametrize(("wanted", "status"), [("0", NOTE), ("1", PROBLEM)])

@@ -2,11 +2,14 @@ import os
 
 import pytest
 
+from ascend_attn_ops.selection import provider_data
 from ascend_hwprofile import Family
 from ascend_vllm_plugin import EnvironmentVariableError
 from ascend_vllm_plugin.environment import (
     judged_profile,
+    known_providers,
     npu_wish,
+    operator_providers,
     pin_profile,
     routing_file,
 )
@@ -49,6 +52,31 @@ def test_another_wish_is_refused(value, monkeypatch):
     assert str(raised.value) == (
         f"environment variable ASCEND_VLLM_NPU={value!r}: "
         "allowed is one of: auto, overlay, standalone, off"
+    )
+
+
+def test_the_providers_are_those_that_operators_are_looked_up_with():
+    known = {name for order in provider_data()["priority"].values() for name in order}
+    assert set(known_providers()) == known
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [("", ()), ("cpu", ("cpu",)), ("cpu, reference", ("cpu", "reference")), ("aclnn", ("aclnn",))],
+)
+def test_providers_that_may_be_named(value, names, monkeypatch):
+    monkeypatch.setenv("ASCEND_ATTN_PROVIDER", value)
+    assert operator_providers() == names
+
+
+@pytest.mark.parametrize("value", ["gpu", "cpu,gpu", "CPU", "cpu,", " ", "cpu;reference"])
+def test_another_provider_is_refused(value, monkeypatch):
+    monkeypatch.setenv("ASCEND_ATTN_PROVIDER", value)
+    with pytest.raises(EnvironmentVariableError) as raised:
+        operator_providers()
+    assert str(raised.value) == (
+        f"environment variable ASCEND_ATTN_PROVIDER={value!r}: allowed is one of these, or "
+        f"several with commas: {', '.join(known_providers())}"
     )
 
 

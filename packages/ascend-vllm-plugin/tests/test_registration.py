@@ -123,6 +123,18 @@ def test_says_when_vllm_took_another_platform(version, monkeypatch):
 
 
 @pytest.mark.usefixtures("simulate")
+@pytest.mark.parametrize(("name", "value"), [("ASCEND_ATTN_PROVIDER", "gpu")])
+def test_refuses_variables_that_would_fail_later(name, value, version, monkeypatch):
+    version(vllm="0.30.0")
+    monkeypatch.setitem(sys.modules, PLATFORM.rpartition(".")[0], ModuleType("platform"))
+    monkeypatch.setattr(compat, "current_platform_path", lambda: PLATFORM)
+    register_general()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(EnvironmentVariableError, match=f"{name}='{value}': allowed is "):
+        register_general()
+
+
+@pytest.mark.usefixtures("simulate")
 def test_a_broken_package_below_is_not_hidden():
     """`None` in sys.modules makes an import fail; a fresh process has imported nothing yet."""
     code = (

@@ -25,11 +25,13 @@ from ascend_vllm_plugin.environment import (
     ROUTING_FILE,
     SIMULATE,
     judged_profile,
+    known_providers,
     npu_wish,
+    operator_providers,
     routing_file,
     simulation_requested,
 )
-from ascend_vllm_plugin.errors import PluginError
+from ascend_vllm_plugin.errors import EnvironmentVariableError, PluginError
 from ascend_vllm_plugin.modes import expected_platform
 from ascend_vllm_plugin.npu.base import current_base
 from ascend_vllm_plugin.npu.detection import Npu, npu_in_use, profile_of
@@ -128,14 +130,22 @@ def _version(distribution: str) -> str | None:
 
 
 def _switches() -> Iterator[Finding]:
-    try:
-        simulation_requested(), npu_wish()
-        file = routing_file()
-    except PluginError as error:
-        yield Finding(PROBLEM, "environment", str(error), "correct or unset the variable")
-        return
-    if file is not None:
-        yield Finding(OK, ROUTING_FILE, str(file))
+    variables: list[Callable[[], object]] = [
+        simulation_requested,
+        npu_wish,
+        routing_file,
+        operator_providers,
+    ]
+    wrong = []
+    for read in variables:
+        try:
+            read()
+        except EnvironmentVariableError as error:
+            wrong.append(error.name)
+            yield Finding(PROBLEM, "environment", str(error), "correct or unset the variable")
+    file = os.environ.get(ROUTING_FILE, "")
+    if file and ROUTING_FILE not in wrong:
+        yield Finding(OK, ROUTING_FILE, file)
 
 
 def _mode() -> Iterator[Finding]:
@@ -223,8 +233,7 @@ def _bypasses() -> Iterator[Finding]:
 
 
 def _providers() -> Iterator[Finding]:
-    names = dict.fromkeys(name for operator in all_operators() for name in operator.providers)
-    for name in names:
+    for name in known_providers():
         count = sum(name in operator.providers for operator in all_operators())
         missing = missing_package(name)
         if missing is None:

@@ -6,9 +6,12 @@
 | `ASCEND_VLLM_NPU` | what to do where an NPU is: `auto`, unset, `overlay`, `standalone` or `off` |
 | `ASCEND_VLLM_ROUTING_FILE` | file that receives the routing table (JSON) once a model is loaded |
 | `ASCEND_VLLM_EXPLAIN` | set by `ascend-vllm explain` for vLLM's processes: they load no weights |
+| `ASCEND_VLLM_SERVER` | set by `ascend-vllm serve` for vLLM's processes: they end once it is gone |
 
 The profile that is simulated comes from `ASCEND_HWPROFILE`, which ascend-hwprofile owns; in NPU
 mode the platform writes there which NPU was found, for the operators and the workers.
+`ASCEND_ATTN_PROVIDER`, which ascend-attn-ops owns, is read before an operator does, so that a wrong
+name is told before a model loads.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ SIMULATE = "ASCEND_VLLM_SIMULATE"
 NPU = "ASCEND_VLLM_NPU"
 ROUTING_FILE = "ASCEND_VLLM_ROUTING_FILE"
 EXPLAIN = "ASCEND_VLLM_EXPLAIN"
+SERVER = "ASCEND_VLLM_SERVER"
 PROFILE = "ASCEND_HWPROFILE"
 DEFAULT_FAMILY = "A5"
 
@@ -52,6 +56,30 @@ def npu_wish() -> str:
     if value not in NPU_WISHES:
         raise EnvironmentVariableError(NPU, value, "one of: " + ", ".join(NPU_WISHES))
     return value
+
+
+def known_providers() -> tuple[str, ...]:
+    """Names of the providers that the operators have."""
+    from ascend_attn_ops import all_operators
+
+    return tuple(dict.fromkeys(name for one in all_operators() for name in one.providers))
+
+
+def operator_providers() -> tuple[str, ...]:
+    """The providers that the user named for the operators; empty when nobody did.
+
+    Raises:
+        EnvironmentVariableError: no operator has a provider of one of these names.
+    """
+    from ascend_attn_ops.context import PROVIDER_VARIABLE
+
+    value = os.environ.get(PROVIDER_VARIABLE, "")
+    names = tuple(name.strip() for name in value.split(",")) if value else ()
+    known = known_providers()
+    if not set(names) <= set(known):
+        allowed = "one of these, or several with commas: " + ", ".join(known)
+        raise EnvironmentVariableError(PROVIDER_VARIABLE, value, allowed)
+    return names
 
 
 def explaining() -> bool:

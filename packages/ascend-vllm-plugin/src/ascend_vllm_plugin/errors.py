@@ -14,7 +14,7 @@ class PluginError(Exception):
 
 
 class EnvironmentVariableError(PluginError, ValueError):
-    """An environment variable of this package holds a value it does not know."""
+    """An environment variable holds a value that its owner does not know."""
 
     def __init__(self, name: str, found: str, allowed: str) -> None:
         super().__init__(f"environment variable {name}={found!r}: allowed is {allowed}")

@@ -11,12 +11,14 @@ from ascend_vllm_plugin.environment import (
     explaining,
     judged_profile,
     npu_wish,
+    operator_providers,
     routing_file,
     simulation_requested,
 )
 from ascend_vllm_plugin.errors import NpuUnavailableError, PlatformConflictError
 from ascend_vllm_plugin.patches import triton_interpreter
 from ascend_vllm_plugin.rivals import active_rivals, allow_list_without, described
+from ascend_vllm_plugin.server_watch import watch_server
 
 SIMULATED_PLATFORM = "ascend_vllm_plugin.simulated_platform.SimulatedAscendPlatform"
 
@@ -49,6 +51,8 @@ def register() -> str | None:
 def register_general() -> None:
     """General plugin, run in every vLLM process: refuse what `register` could not accept.
 
+    Under `ascend-vllm serve` the process ends once the server is gone.
+
     Raises:
         SimulationUnavailableError: simulation was asked for, and vLLM took another platform.
         NpuUnavailableError: a base of NPU mode was asked for, and there is no NPU, or vLLM took
@@ -56,6 +60,7 @@ def register_general() -> None:
         ImportError: a package below this one cannot be imported.
         PluginError, ascend_hwprofile.HwProfileError: as `register`.
     """
+    watch_server()
     if not simulation_requested():
         _check_npu()
         return
@@ -64,10 +69,12 @@ def register_general() -> None:
     compat.require_platform(SIMULATED_PLATFORM)
     if compat.v2_runner_requested():
         triton_interpreter.tidy()
-    _prepare_explanation()
+    _prepare_process()
 
 
-def _prepare_explanation() -> None:
+def _prepare_process() -> None:
+    """What is left once vLLM has our platform."""
+    operator_providers()
     if explaining():
         import_module("ascend_vllm_plugin.explain").register_loader()
 
@@ -128,4 +135,4 @@ def _check_npu() -> None:
     if wish == "auto" and compat.current_platform_path() != expected:
         return
     compat.require_platform(str(expected), NpuUnavailableError)
-    _prepare_explanation()
+    _prepare_process()
