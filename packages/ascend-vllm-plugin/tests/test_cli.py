@@ -73,6 +73,7 @@ def test_an_unknown_profile_is_named(command, monkeypatch, capsys):
     ("name", "value", "allowed"),
     [
         ("ASCEND_ATTN_PROVIDER", "gpu", "one of these, or several with commas: cpu, "),
+        ("VLLM_USE_V2_MODEL_RUNNER", "maybe", "1 (vLLM's V2 model runner) or 0 (V1)"),
     ],
 )
 def test_a_wrong_variable_is_named_before_vllm_is_asked(

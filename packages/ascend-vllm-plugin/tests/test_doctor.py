@@ -196,6 +196,12 @@ def test_a_plugin_that_stays_out_is_in_nobodys_way(monkeypatch):
             "environment",
             "ASCEND_ATTN_PROVIDER='gpu': allowed is one of these, or several with commas: cpu, ",
         ),
+        (
+            "VLLM_USE_V2_MODEL_RUNNER",
+            "maybe",
+            "environment",
+            "VLLM_USE_V2_MODEL_RUNNER='maybe': allowed is 1 (vLLM's V2 model runner) or 0 (V1)",
+        ),
         ("ASCEND_HWPROFILE", "A9", "profile", "unknown SoC 'A9'"),
     ],
 )
@@ -209,13 +215,14 @@ def test_variables_that_stand_in_the_way(name, value, subject, said, monkeypatch
 
 def test_every_wrong_variable_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("ASCEND_ATTN_PROVIDER", "gpu")
-    monkeypatch.setenv("ASCEND_VLLM_NPU", "maybe")
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "maybe")
     monkeypatch.setenv("ASCEND_VLLM_ROUTING_FILE", str(tmp_path / "routing.json"))
     assert [one.found.split()[2].split("=")[0] for one in found("environment")] == [
-        "ASCEND_VLLM_NPU",
         "ASCEND_ATTN_PROVIDER",
+        "VLLM_USE_V2_MODEL_RUNNER",
     ]
     assert only("ASCEND_VLLM_ROUTING_FILE").status == OK
+    assert found("V2 model runner") == []
     monkeypatch.setattr(doctor, "_start", lambda: pytest.fail("started"))
     assert main(["doctor"]) == 1
 
@@ -225,7 +232,7 @@ def test_a_routing_file_is_told_only_where_one_is_named(monkeypatch):
     assert found("ASCEND_VLLM_ROUTING_FILE") == []
 
 
-@pytest.mark.parametrize(("wanted", "status"), [("0", NOTE), ("1", PROBLEM)])
+@pytest.mark.parametrize(("wanted", "status"), [("0", NOTE), ("1", PROBLEM), ("2", PROBLEM)])
 def test_the_v2_runner_needs_triton(wanted, status, monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", wanted)

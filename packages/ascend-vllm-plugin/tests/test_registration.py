@@ -123,7 +123,9 @@ def test_says_when_vllm_took_another_platform(version, monkeypatch):
 
 
 @pytest.mark.usefixtures("simulate")
-@pytest.mark.parametrize(("name", "value"), [("ASCEND_ATTN_PROVIDER", "gpu")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("ASCEND_ATTN_PROVIDER", "gpu"), ("VLLM_USE_V2_MODEL_RUNNER", "maybe")]
+)
 def test_refuses_variables_that_would_fail_later(name, value, version, monkeypatch):
     version(vllm="0.30.0")
     monkeypatch.setitem(sys.modules, PLATFORM.rpartition(".")[0], ModuleType("platform"))

@@ -7,7 +7,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ascend_vllm_plugin import SimulationUnavailableError, compat, register
+from ascend_vllm_plugin import (
+    EnvironmentVariableError,
+    SimulationUnavailableError,
+    compat,
+    register,
+)
 from ascend_vllm_plugin.patches import triton_interpreter
 
 
@@ -29,7 +34,8 @@ def triton(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("value", "requested"), [(None, False), ("", False), ("0", False), ("1", True)]
+    ("value", "requested"),
+    [(None, False), ("0", False), ("00", False), ("1", True), ("2", True)],
 )
 def test_what_asks_for_the_v2_runner(value, requested, monkeypatch):
     if value is None:
@@ -37,6 +43,17 @@ def test_what_asks_for_the_v2_runner(value, requested, monkeypatch):
     else:
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
     assert compat.v2_runner_requested() is requested
+
+
+@pytest.mark.parametrize("value", ["maybe", "", "true", "1.0"])
+def test_a_model_runner_that_vllm_cannot_read_is_refused(value, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
+    with pytest.raises(EnvironmentVariableError) as raised:
+        compat.v2_runner_requested()
+    assert str(raised.value) == (
+        f"environment variable VLLM_USE_V2_MODEL_RUNNER={value!r}: "
+        "allowed is 1 (vLLM's V2 model runner) or 0 (V1)"
+    )
 
 
 def test_vllm_finds_an_active_backend_for_cpus(triton):

