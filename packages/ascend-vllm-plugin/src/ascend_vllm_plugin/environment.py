@@ -6,6 +6,7 @@
 | `ASCEND_VLLM_NPU` | what to do where an NPU is: `auto`, unset, `overlay`, `standalone` or `off` |
 | `ASCEND_VLLM_ROUTING_FILE` | file that receives the routing table (JSON) once a model is loaded |
 | `ASCEND_VLLM_EXPLAIN` | set by `ascend-vllm explain` for vLLM's processes: they load no weights |
+| `ASCEND_VLLM_SERVER` | set by `ascend-vllm serve` for vLLM's processes: they end once it is gone |
 
 The profile that is simulated comes from `ASCEND_HWPROFILE`, which ascend-hwprofile owns; in NPU
 mode the platform writes there which NPU was found, for the operators and the workers.
@@ -25,6 +26,7 @@ SIMULATE = "ASCEND_VLLM_SIMULATE"
 NPU = "ASCEND_VLLM_NPU"
 ROUTING_FILE = "ASCEND_VLLM_ROUTING_FILE"
 EXPLAIN = "ASCEND_VLLM_EXPLAIN"
+SERVER = "ASCEND_VLLM_SERVER"
 PROFILE = "ASCEND_HWPROFILE"
 DEFAULT_FAMILY = "A5"
 

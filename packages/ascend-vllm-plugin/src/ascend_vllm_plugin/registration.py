@@ -18,6 +18,7 @@ from ascend_vllm_plugin.environment import (
 from ascend_vllm_plugin.errors import NpuUnavailableError, PlatformConflictError
 from ascend_vllm_plugin.patches import triton_interpreter
 from ascend_vllm_plugin.rivals import active_rivals, allow_list_without, described
+from ascend_vllm_plugin.server_watch import watch_server
 
 SIMULATED_PLATFORM = "ascend_vllm_plugin.simulated_platform.SimulatedAscendPlatform"
 
@@ -50,6 +51,8 @@ def register() -> str | None:
 def register_general() -> None:
     """General plugin, run in every vLLM process: refuse what `register` could not accept.
 
+    Under `ascend-vllm serve` the process ends once the server is gone.
+
     Raises:
         SimulationUnavailableError: simulation was asked for, and vLLM took another platform.
         NpuUnavailableError: a base of NPU mode was asked for, and there is no NPU, or vLLM took
@@ -57,6 +60,7 @@ def register_general() -> None:
         ImportError: a package below this one cannot be imported.
         PluginError, ascend_hwprofile.HwProfileError: as `register`.
     """
+    watch_server()
     if not simulation_requested():
         _check_npu()
         return

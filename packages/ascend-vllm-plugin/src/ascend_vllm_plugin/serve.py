@@ -13,6 +13,7 @@ from typing import Any
 from ascend_vllm_plugin.doctor import PROBLEM, Finding, diagnose
 from ascend_vllm_plugin.errors import PortInUseError
 from ascend_vllm_plugin.model_folder import require_readable_options
+from ascend_vllm_plugin.server_watch import name_server
 
 LOCAL_HOST = "127.0.0.1"
 """Where the server listens unless `--host` says otherwise; vLLM's default is every address."""
@@ -28,6 +29,8 @@ def obstacles() -> tuple[Finding, ...]:
 
 def serve(arguments: Sequence[str]) -> None:
     """Run `vllm serve` in this process until it is stopped.
+
+    The processes that vLLM starts for it end with this one, however it ends: `server_watch`.
 
     Args:
         arguments: those of `vllm serve`; `--host` is 127.0.0.1 when they do not name one.
@@ -46,6 +49,7 @@ def serve(arguments: Sequence[str]) -> None:
     command.validate(parsed)
     if not parsed.uds and not parsed.headless:
         require_free_port(parsed.host, parsed.port)
+    name_server()
     command.cmd(parsed)
 
 

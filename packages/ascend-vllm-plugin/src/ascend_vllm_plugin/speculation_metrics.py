@@ -17,12 +17,14 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
 from ascend_vllm_plugin.errors import EnvironmentVariableError
+from ascend_vllm_plugin.server_watch import when_server_is_gone
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -71,9 +73,9 @@ class SpeculationCounters:
     """The counters of one drafting process: attributes named in `COUNTERS` and `GAUGES`.
 
     Args:
-        path: file to keep them in for others to read. It goes away with the process; where that
-            was killed, the next process of this package to start or end removes it. None keeps
-            them to this process.
+        path: file to keep them in for others to read. It goes away with the process, and with
+            the server of `ascend-vllm serve`; where the process was killed, the next one of this
+            package to start or end removes it. None keeps them to this process.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -82,6 +84,7 @@ class SpeculationCounters:
             _remove_orphans(path.parent)
             self._values = np.memmap(_owned_file(path), dtype=np.int64, mode="r+")
             atexit.register(path.unlink, missing_ok=True)
+            when_server_is_gone(partial(path.unlink, missing_ok=True))
 
     def add(self, name: str, amount: int = 1) -> None:
         """Count."""
