@@ -1,8 +1,9 @@
 """Load vLLM's server with the plugin for a while, and see that nothing breaks, grows or stays.
 
-64 clients stream completions of the tiny GLM (sparse latent attention) in simulate mode; some leave
-in the middle. Memory must be flat in loads of four minutes and more. Then the server is killed with
-SIGKILL, must leave nothing behind, and is started once more.
+64 clients stream completions of the tiny GLM (sparse latent attention) from `ascend-vllm serve` in
+simulate mode; some leave in the middle. Memory must be flat in loads of four minutes and more. A
+client of long streams is killed, and what they held must be free before they could have ended. Then
+the server is killed with SIGKILL, nothing of it may stay, and it is started once more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -25,11 +27,14 @@ from ascend_demo.launch import check_environment, routing_file, simulation
 from ascend_demo.progress import print_error
 from ascend_demo.server import HOST, RunningServer, ServerSettings, choose_port, serving
 from ascend_soak import watch
+from ascend_soak.killed_clients import kill_clients
 from ascend_soak.load import Load, Tally, run_load
 
 MODEL: Final = Path(__file__).parent.parent / "assets" / "tiny_glm"
 NAME: Final = "tiny-glm"
 DRAIN_SECONDS: Final = 60.0
+GUARD_SECONDS: Final = 2 * DRAIN_SECONDS
+"""How long the guard leaves alone what a killed server leaves: the server itself is judged."""
 BLOCKS: Final = 128  # of 128 tokens: few, so that all were touched before memory is compared
 JUDGED_SECONDS: Final = 240.0
 """Shorter loads report memory and do not judge it: allocators and caches still fill."""
@@ -64,23 +69,25 @@ class Findings:
 def settings(port: int, profile: str, work: Path) -> ServerSettings:
     """The server: every client can run at the same time."""
     options = {
-        "--model": str(MODEL),
+        "--profile": profile,
         "--served-model-name": NAME,
         "--host": HOST,
         "--port": str(port),
         "--dtype": "float32",
-        "--max-model-len": "512",
+        "--max-model-len": "2048",
         "--max-num-seqs": "64",
         "--num-gpu-blocks-override": str(BLOCKS),
+        "--distributed-executor-backend": "mp",  # a worker, with shared memory to leave behind
     }
     flat = [word for option in options.items() for word in option]
-    module = "vllm.entrypoints.openai.api_server"
+    command = (sys.executable, "-m", "ascend_vllm_plugin", "serve", str(MODEL))
     return ServerSettings(
-        command=(sys.executable, "-m", module, *flat, "--enforce-eager"),
+        command=(*command, *flat, "--enforce-eager"),
         environment={**os.environ, **simulation(profile, routing_file(work))},
         port=port,
         log=work / "server.log",
         ready_seconds=600.0,
+        leftover_seconds=GUARD_SECONDS,
     )
 
 
@@ -92,6 +99,9 @@ def soak(server: RunningServer, load: Load, found: Findings, tell: Callable[...,
     _judge(tally, found)
     found.require(not left, f"after {DRAIN_SECONDS:.0f} s without clients the server holds {left}")
     found.require(server.ended() is None, "the server ended under load")
+    killed = kill_clients(server.url, NAME, DRAIN_SECONDS)
+    found.numbers |= killed.numbers()
+    found.problems += killed.problems()
     sides = watch.growth(samples)
     if sides is not None:
         early, late = sides
@@ -118,13 +128,19 @@ def _judge(tally: Tally, found: Findings) -> None:
 
 
 def kill_and_look(server: RunningServer, found: Findings) -> None:
-    """Kill the server's main process and see that nothing of it stays."""
+    """Kill the server's main process and see that nothing of it stays.
+
+    The guard must leave alone what is looked for: `ServerSettings.leftover_seconds`.
+    """
     shared = watch.shared_memory(server.pid)
     found.numbers["shared_memory_segments"] = len(shared)
     os.kill(server.pid, signal.SIGKILL)
+    killed = time.monotonic()
     left = watch.wait_until_gone(server.pid, DRAIN_SECONDS)
+    found.numbers["seconds_until_gone"] = round(time.monotonic() - killed, 1)
     found.require(not left, f"processes {left} outlived SIGKILL of the server")
-    stale = [path.name for path in watch.wait_until_removed(shared, DRAIN_SECONDS)]
+    # They are removed by the last of the processes, if at all; and the guard waits no longer.
+    stale = [path.name for path in watch.wait_until_removed(shared, 1.0)]
     found.require(not stale, f"shared memory {stale} outlived SIGKILL of the server")
 
 

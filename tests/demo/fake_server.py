@@ -18,6 +18,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.{}); time.sleep(300)"
+CHILD = """
+import os, time
+parent = os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.1)
+"""
 PIECES = ["Paris ", "is the ", "capital."]
 
 
@@ -137,9 +143,8 @@ class Handler(BaseHTTPRequestHandler):
 
 def main(mode: str, port: int) -> None:
     deaf = mode in ("deaf", "orphan")
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER.format("SIG_IGN" if deaf else "SIG_DFL")]
-    )
+    code = WORKER.format("SIG_IGN" if deaf else "SIG_DFL")
+    worker = subprocess.Popen([sys.executable, "-c", CHILD if mode == "worker-goes" else code])
     Path(os.environ["FAKE_PIDS"]).write_text(f"{os.getpid()} {worker.pid}")
     print("\x1b[32mINFO\x1b[0m loading the model", flush=True)
     if mode == "crash":

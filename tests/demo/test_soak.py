@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import soak
 from ascend_demo import guard
-from ascend_soak import load, watch
-from fakes import HERE
+from ascend_demo.server import serving
+from ascend_soak import killed_clients, load, watch
+from ascend_soak.killed_clients import kill_clients
+from fakes import HERE, fake_settings, pids_of, runs
 
 TOOL = str(HERE.parents[1] / "tools" / "soak.py")
 MIB = 1 << 20
@@ -92,6 +101,118 @@ def test_control_killing_all_at_once_leaves_it() -> None:
         segment.unlink(missing_ok=True)
 
 
+class Streams(BaseHTTPRequestHandler):
+    """Streams pieces, and counts as vLLM does; `aborts` says whether a reader is missed."""
+
+    aborts = True
+    lock = threading.Lock()
+    running = pieces = ended = 0
+
+    def do_GET(self) -> None:
+        with self.lock:
+            values = {
+                "vllm:num_requests_running": self.running,
+                "vllm:kv_cache_usage_perc": self.running / 128,
+                "vllm:iteration_tokens_total_count": self.pieces // killed_clients.STREAMS,
+                'vllm:request_success_total{finished_reason="length"}': self.ended,
+                'vllm:request_success_total{finished_reason="abort"}': 0,
+            }
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write("".join(f"{name} {value}\n" for name, value in values.items()).encode())
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.end_headers()
+        self._count(running=1)
+        gone = False
+        for _ in range(asked["max_tokens"]):
+            try:
+                self.wfile.write(b"data: {}\n" if not gone else b"")
+            except OSError:
+                gone = True
+                if self.aborts:
+                    break
+            self._count(pieces=1)
+            time.sleep(0.02)
+        self._count(running=-1, ended=int(not gone or not self.aborts))
+
+    def _count(self, **changes: int) -> None:
+        with self.lock:
+            for name, change in changes.items():
+                setattr(type(self), name, getattr(self, name) + change)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@contextmanager
+def streams(aborts: bool) -> Iterator[str]:
+    """Address of a server with counts of its own."""
+    handler = type("Streams", (Streams,), {"aborts": aborts})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.block_on_close = False
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_streams_of_a_killed_client_are_freed_long_before_their_end() -> None:
+    with streams(aborts=True) as url:
+        found = kill_clients(url, "fake", 60.0, tokens=4000)
+    assert found.problems() == []
+    assert (found.ran, found.finished, found.left) == (killed_clients.STREAMS, 0, {})
+    assert found.steps < 2000
+    early = attrs.evolve(found, ran=3, cache=0.0)
+    assert early.problems() == [
+        "4 streams of a killed client: 3 ran when it was killed",
+        "4 streams of a killed client held no KV cache before it was killed",
+    ]
+
+
+def test_control_a_server_that_keeps_them_is_found() -> None:
+    with streams(aborts=False) as url:
+        held, *_ = kill_clients(url, "fake", 0.5, tokens=1500).problems()
+    assert "the server holds {'vllm:num_requests_running': 4.0" in held
+
+
+def test_control_streams_that_end_by_themselves_do_not_pass_for_aborted() -> None:
+    with streams(aborts=False) as url:
+        found = kill_clients(url, "fake", 120.0, tokens=600)
+    assert found.left == {}
+    ended, late = found.problems()
+    assert ended == "4 streams of a killed client: 4 ran to their end"
+    assert "freed after 600 steps; allowed is half of 600, with which they end by" in late
+
+
+def test_a_client_that_is_refused_is_told() -> None:
+    with closing(socket.socket()) as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        with pytest.raises(OSError, match="refused"):
+            kill_clients(f"http://127.0.0.1:{deaf.getsockname()[1]}", "fake", 1.0)
+
+
+@pytest.mark.parametrize(("mode", "left"), [("worker-goes", False), ("orphan", True)])
+def test_what_outlives_sigkill_is_found_before_the_guard_acts(
+    mode: str, left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "DRAIN_SECONDS", 8.0)
+    settings = attrs.evolve(fake_settings(mode, tmp_path), leftover_seconds=16.0)
+    found = soak.Findings()
+    with serving(settings) as server:
+        worker = pids_of(tmp_path)[1]
+        soak.kill_and_look(server, found)
+        assert runs(worker) is left
+    assert found.problems == ([f"processes [{worker}] outlived SIGKILL of the server"] * left)
+    assert not runs(worker)
+
+
 @pytest.mark.parametrize(
     ("option", "found"), [("--clients=0", "0"), ("--leaving=2", "2"), ("--seconds=-1", "-1")]
 )
@@ -118,3 +239,4 @@ def test_a_minute_of_the_real_server(tmp_path: Path) -> None:
     assert found["numbers"]["finished"] > 64
     assert found["numbers"]["left_in_the_middle"] > 0
     assert found["numbers"]["shared_memory_segments"] > 0
+    assert 0 < found["numbers"]["killed_streams_steps"] < killed_clients.TOKENS / 2

@@ -1,10 +1,10 @@
 """Run a command and end it, with everything it started, as soon as standard input closes.
 
-Run as a script: `python guard.py GRACE_SECONDS COMMAND...`. The demo holds the other end of
-standard input. However the demo ends, SIGKILL included, the operating system closes that end, and
-the server goes too: it cannot be left behind. The command runs in a process group of its own; only
-members of that group are ever signalled. The first line on standard output is the command's
-process id, which is also its group id. The command writes to standard error.
+Run as a script: `python guard.py GRACE_SECONDS LEFTOVER_SECONDS COMMAND...`. The demo holds the
+other end of standard input. However the demo ends, SIGKILL included, the operating system closes
+that end, and the server goes too: it cannot be left behind. The command runs in a process group of
+its own; only members of that group are ever signalled. The first line on standard output is the
+command's process id, which is also its group id. The command writes to standard error.
 
 Exit code: the command's, 128 + n when signal n ended it, 127 when it could not be started.
 """
@@ -31,10 +31,18 @@ def group_members(group: int) -> list[int]:
     return [process.pid for process in psutil.process_iter() if _runs_in(process, group)]
 
 
+def process_runs(process: psutil.Process) -> bool:
+    """Return whether a process still runs (a zombie, or another one with its id, does not)."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
 def _runs_in(process: psutil.Process, group: int) -> bool:
     try:
-        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
-    except (ProcessLookupError, PermissionError, psutil.Error):
+        return os.getpgid(process.pid) == group and process_runs(process)
+    except (ProcessLookupError, PermissionError):
         return False
 
 
@@ -78,14 +86,17 @@ def _kill(pid: int) -> None:
         return
 
 
-def end(server: subprocess.Popen[bytes], grace: float) -> None:
-    """Ask the command to end, give it `grace` seconds, then kill what is left of its group."""
+def end(server: subprocess.Popen[bytes], grace: float, leftover: float) -> None:
+    """Ask the command to end, give it `grace` seconds, then kill what is left of its group.
+
+    What it started has `leftover` seconds to go by itself once the command has ended.
+    """
     if server.poll() is None:
         # Only the leader: a server ends its workers itself, in its own order.
         server.terminate()
         wait_until(lambda: server.poll() is not None, grace)
     if server.poll() is not None:
-        wait_until(lambda: not group_members(server.pid), LEFTOVER_SECONDS)
+        wait_until(lambda: not group_members(server.pid), leftover)
     kill_group(server.pid)
     server.wait()
 
@@ -98,7 +109,7 @@ def owner_is_gone() -> bool:
 
 def main(argv: list[str]) -> int:
     """Run the command until it ends or its owner is gone; return the exit code."""
-    grace, command = float(argv[0]), argv[1:]
+    grace, leftover, command = float(argv[0]), float(argv[1]), argv[2:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the closing of standard input is the only order
     try:
@@ -117,7 +128,7 @@ def main(argv: list[str]) -> int:
         while server.poll() is None and not owner_is_gone():
             pass
     finally:
-        end(server, grace)
+        end(server, grace, leftover)
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 

@@ -40,6 +40,7 @@ class ServerSettings:
         health: path that answers 200 once the server is ready.
         ready_seconds: how long it may take to become ready.
         grace_seconds: how long it may take to end after SIGTERM.
+        leftover_seconds: how long what it started may stay when it has ended.
     """
 
     command: tuple[str, ...]
@@ -49,6 +50,7 @@ class ServerSettings:
     health: str = "/health"
     ready_seconds: float = 300.0
     grace_seconds: float = 20.0
+    leftover_seconds: float = guard.LEFTOVER_SECONDS
 
     @property
     def url(self) -> str:
@@ -110,11 +112,12 @@ def serving(
         seconds = _wait_until_ready(process, settings, on_wait)
         yield RunningServer(settings, pid, seconds, process)
     finally:
-        _stop(process, pid, settings.grace_seconds)
+        _stop(process, pid, settings.grace_seconds + settings.leftover_seconds)
 
 
 def _start_guard(settings: ServerSettings) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(Path(guard.__file__)), str(settings.grace_seconds)]
+    waits = (str(settings.grace_seconds), str(settings.leftover_seconds))
+    command = [sys.executable, str(Path(guard.__file__)), *waits]
     with settings.log.open("wb") as log:
         return subprocess.Popen(
             [*command, *settings.command],
@@ -165,13 +168,17 @@ def _failure(problem: str, settings: ServerSettings) -> ServerError:
     return ServerError(problem, settings.log, log_tail(settings.log, TAIL_LINES))
 
 
-def _stop(process: subprocess.Popen[bytes], pid: int | None, grace: float) -> None:
-    """Close the guard's standard input, which is its order to end the server, and wait."""
+def _stop(process: subprocess.Popen[bytes], pid: int | None, waits: float) -> None:
+    """Close the guard's standard input, which is its order to end the server, and wait.
+
+    Args:
+        waits: how long the guard waits for others in this, in seconds.
+    """
     assert process.stdin is not None  # noqa: S101  # both are pipes: told to Popen above
     assert process.stdout is not None  # noqa: S101
     process.stdin.close()
     try:
-        process.wait(grace + 2 * guard.LEFTOVER_SECONDS)
+        process.wait(waits + guard.LEFTOVER_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -83,6 +83,17 @@ def held(url: str) -> dict[str, float]:
     return found
 
 
+def ended(metrics: str, reason: str) -> int:
+    """How many requests ended for a reason, from the text that `/metrics` answers."""
+    return sum(
+        int(sample.value)
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == "vllm:request_success_total"
+        and sample.labels["finished_reason"] == reason
+    )
+
+
 def wait_until_free(url: str, seconds: float) -> dict[str, float]:
     """Wait until the server holds nothing; returns what it still holds, empty if nothing."""
     return _wait(lambda: {name: value for name, value in held(url).items() if value}, seconds)
@@ -102,7 +113,7 @@ def shared_memory(group: int) -> set[Path]:
         except psutil.Error:
             continue  # it ended meanwhile
         found |= {Path(one.path) for one in maps if one.path.startswith(f"{SHARED}/")}
-    return found
+    return {path for path in found if path.exists()}  # a mapping outlives the name of its file
 
 
 def wait_until_removed(paths: set[Path], seconds: float) -> list[Path]:
