@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ascend_vllm_plugin import EnvironmentVariableError, server_watch
+from ascend_vllm_plugin import (
+    EnvironmentVariableError,
+    register,
+    register_general,
+    server_watch,
+)
 from ascend_vllm_plugin.server_watch import ServerProcess, name_server, watch_server
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only")
@@ -167,6 +172,14 @@ def test_the_server_itself_is_not_watched(monkeypatch):
     monkeypatch.setattr(server_watch.os, "register_at_fork", lambda **_: None)
     watch_server()
     assert server_watch.threading.active_count() == threads
+
+
+@pytest.mark.parametrize("entry", [register, register_general])
+def test_both_entry_points_watch(entry, monkeypatch):
+    calls = []
+    monkeypatch.setattr("ascend_vllm_plugin.registration.watch_server", lambda: calls.append(1))
+    entry()
+    assert calls == [1]
 
 
 def test_nothing_happens_without_a_server():

@@ -26,6 +26,9 @@ SIMULATED_PLATFORM = "ascend_vllm_plugin.simulated_platform.SimulatedAscendPlatf
 def register() -> str | None:
     """Platform plugin: the class path of our platform, or None to stay out.
 
+    Under `ascend-vllm serve` the process ends once the server is gone; some of vLLM's processes,
+    as the coordinator of data parallel engines, call this entry point alone.
+
     Offers a platform when `ASCEND_VLLM_SIMULATE=1`, or where an NPU is; a vLLM on CUDA or on a
     plain CPU, or on an NPU under another plugin, keeps its own. vLLM logs whatever is raised here
     at debug level and carries on with its own platform, so `register_general` checks the same
@@ -40,6 +43,7 @@ def register() -> str | None:
         NpuBaseRefusedError: the installed vllm-ascend does not fit.
         ascend_hwprofile.HwProfileError: `ASCEND_HWPROFILE` names nothing we know.
     """
+    watch_server()
     if not simulation_requested():
         return _npu_platform()
     _check_request()

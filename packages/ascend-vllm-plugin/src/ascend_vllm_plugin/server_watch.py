@@ -2,8 +2,8 @@
 
 vLLM's engine cores and workers wait for requests of a server that was killed for as long as the
 machine runs, with their memory. `ascend-vllm serve` names its process in `ASCEND_VLLM_SERVER`, and
-the general plugin, which vLLM calls in each of its processes, starts a thread there that ends the
-process once the server is gone. A vLLM that was started in any other way has no such thread.
+the entry points, which vLLM calls in its processes, start a thread there that ends the process once
+the server is gone. A vLLM that was started in any other way has no such thread.
 
 What the server starts itself is asked to end at once, as the server would ask; the processes below
 wait for that, because an engine core ends its workers. Each ends itself alone: Python's resource
