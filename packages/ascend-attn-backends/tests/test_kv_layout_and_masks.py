@@ -19,6 +19,7 @@ from ascend_attn_backends import (
     scatter_view,
     slots_for_positions,
 )
+from ascend_attn_backends.starts import repaired_on_host
 
 
 def test_cache_shape() -> None:
@@ -106,6 +107,7 @@ def test_template_is_built_once_per_device() -> None:
         (4096, False, (4, 4095, 4095)),
     ],
 )
+from ascend_attn_backends.starts import repaired_on_host
 def test_window_to_mode(window: int | None, causal: bool, expected: tuple[int, int, int]) -> None:
     mode = MaskMode.for_window(window, causal=causal)
     assert (mode.sparse_mode, mode.pre_tokens, mode.next_tokens) == expected
@@ -124,6 +126,7 @@ def test_repaired_starts_are_monotone_and_inside(starts: list[int], tokens: int)
     repaired = repair_starts(given_starts, tokens)
     assert repaired.dtype == torch.int32
     assert given_starts.tolist() == starts
+    assert repaired_on_host(given_starts, tokens) == repaired.tolist()
     highest = 0
     for raw, value in zip(starts, repaired.tolist(), strict=True):
         highest = max(highest, min(max(raw, 0), tokens))
