@@ -32,6 +32,20 @@ def third_draft_wrong() -> Repair:
     return _replace(DFlashProposer, "_sample_draft_tokens", make)
 
 
+def third_draft_wrong_on_v2() -> Repair:
+    """The same on the V2 runner, whose speculator keeps its drafts itself."""
+    from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
+
+    def make(original: Any) -> Any:
+        def sample(self: Any, *args: Any) -> None:
+            original(self, *args)
+            self.draft_tokens[:, 2] += 1
+
+        return sample
+
+    return _replace(DFlash2Speculator, "_sample_path", make)
+
+
 def rejected_drafts_kept() -> Repair:
     """As above, and the drafter is not told that drafts were rejected."""
     from vllm.v1.spec_decode.dflash import DFlashProposer
@@ -90,6 +104,7 @@ FAULTS = {
     fault.__name__: fault
     for fault in (
         third_draft_wrong,
+        third_draft_wrong_on_v2,
         rejected_drafts_kept,
         no_candidate_selection,
         context_forgotten,

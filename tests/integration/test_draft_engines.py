@@ -4,7 +4,7 @@ A tiny `glm_moe_dsa` target runs alone, with a DFlash draft (wide gate, V1 runne
 DFlash2 draft (strict gate, every term of it true, V1 runner): the tokens are those of transformers
 in float32. Drafts with random weights are hardly ever accepted, so a second target comes with
 drafts that must agree by their weights (`agreeing_drafts.py`): every draft is accepted, and faults
-show what that depends on.
+show what that depends on. One more engine has such a DFlash2 draft on the V2 runner (wide gate).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from ascend_vllm_plugin.routing import parse_routing
 pytestmark = pytest.mark.engine
 
 NUM_TOKENS = 48
+NUM_V2_TOKENS = 16
+"""Fewer on the V2 runner, whose kernels an interpreter runs."""
 SEEDS = {20: 149, 47: 138, 130: 6}
 """Length of a prompt -> seed. Of 512 seeds these leave the best logit farthest from the second;
 half precision moves the logits by a tenth of that."""
@@ -164,6 +166,25 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome(result, folder)
 
 
+@pytest.fixture(scope="module")
+def v2(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """An engine on the V2 runner, with a draft that must agree."""
+    folder = tmp_path_factory.mktemp("v2")
+    agreeing = make_sturdy_glm(folder / "agreeing")
+    edit(agreeing, agree)
+    draft = speculation(make_agreeing_draft(folder / "draft", DFLASH2, TARGET_LAYERS))
+    sequel = {"prompts": sequel_prompts(), "max_tokens": NUM_V2_TOKENS}
+    wrong = "third_draft_wrong_on_v2"
+    runs = [{"name": "sound", **sequel}, {"name": wrong, "fault": wrong, **sequel}]
+    job = {
+        "engines": [engine("v2", agreeing, runs, **draft, **WIDE)],
+        "reference": {"model": str(agreeing), "engine": "v2"},
+        "explain": "v2",
+    }
+    env = environment(simulate=True, VLLM_USE_V2_MODEL_RUNNER="1")
+    return Outcome(run_script("draft_runner.py", job, folder, env)[0], folder)
+
+
 def test_the_target_alone_gives_the_tokens_of_transformers(outcome: Outcome) -> None:
     assert all(len(tokens) == NUM_TOKENS for tokens in outcome.tokens("alone"))
     assert [row["tokens"] for row in outcome.result["reference"]] == outcome.tokens("alone")
@@ -253,3 +274,31 @@ def test_acceptance_shows_what_is_broken_and_tokens_do_not(
     assert outcome.tokens("agreeing dflash2", fault) == outcome.tokens("agreeing dflash2")
     drafts, accepted = outcome.accepted("agreeing dflash2", fault)
     assert accepted[0] <= most * drafts
+
+
+def test_the_v2_runner_gives_the_tokens_of_transformers(v2: Outcome) -> None:
+    assert v2.tokens("v2") == [answers(prompt, NUM_V2_TOKENS) for prompt in sequel_prompts()]
+    assert [row["tokens"] for row in v2.result["reference"]] == v2.tokens("v2")
+
+
+def test_the_v2_runner_accepts_all_drafts_that_must_agree(v2: Outcome) -> None:
+    drafts, accepted = v2.accepted("v2")
+    assert drafts > 0
+    assert accepted == [drafts] * NUM_DRAFTS
+
+
+def test_the_v2_runner_accepts_all_drafts_before_a_rejected_one(v2: Outcome) -> None:
+    """Rejected drafts leave nothing behind there either."""
+    assert v2.tokens("v2", "third_draft_wrong_on_v2") == v2.tokens("v2")
+    drafts, accepted = v2.accepted("v2", "third_draft_wrong_on_v2")
+    assert drafts > v2.accepted("v2")[0]
+    assert accepted == [drafts, drafts, 0, 0]
+
+
+def test_the_wide_gate_takes_the_v2_runner_and_names_the_term(v2: Outcome) -> None:
+    row = v2.draft("v2")
+    assert (row.backend, len(row.layers), row.request["runner"]) == ("draft_flash", LAYERS, "v2")
+    assert [term.rule for term in row.relaxations] == ["draft_flash.runner"]
+    assert {term.state for term in row.gate} == {"holds", "relaxed"}
+    assert v2.calls("v2") > 0
+    assert parse_routing(json.dumps(v2.result["explained"])).rows == v2.routing("v2").rows
