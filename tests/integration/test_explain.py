@@ -52,6 +52,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "text": [str(qwen3), "--profile", "Ascend910B3", *COMMON, *speculation(dflash)],
         "fp8": [str(glm), *COMMON, "--kv-cache-dtype", "fp8"],
         "fp8 as data": [str(glm), "--json", *COMMON, "--kv-cache-dtype", "fp8"],
+        "fp8 on ranks": [
+            *(str(glm), *COMMON, "--kv-cache-dtype", "fp8"),
+            *("--tensor-parallel-size", "2"),
+        ],
         "k": [str(glm), *COMMON, *speculation(dflash2, tokens=8)],
         "k without a model": [
             str(qwen3),
@@ -131,6 +135,14 @@ def test_a_refused_layer_ends_with_1_and_every_reason(said: dict[str, Any]) -> N
     assert "[sfa.kv_cache_dtype;" in said["fp8"]["err"]
     refused = json.loads(said["fp8 as data"]["out"])["refused"]
     assert f"ascend-vllm: {refused}\n" in said["fp8"]["err"]
+
+
+def test_a_refusal_on_ranks_is_the_same(said: dict[str, Any]) -> None:
+    """Each rank is a process of its own, whose traceback vLLM would log."""
+    assert said["fp8 on ranks"]["code"] == 1
+    message = json.loads(said["fp8 as data"]["out"])["refused"]
+    assert f"ascend-vllm: {message}\n" in said["fp8 on ranks"]["err"]
+    assert "Traceback" not in said["fp8 on ranks"]["err"]
 
 
 def test_a_draft_that_does_not_fit_ends_with_1(said: dict[str, Any]) -> None:

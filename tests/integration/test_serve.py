@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import attrs
 import pytest
-from engines import REPOSITORY, environment
+from draft_models import make_qwen3_config
+from engines import REPOSITORY, environment, run_python
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
@@ -156,6 +158,44 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     with ThreadPoolExecutor(max_workers=len(servers)) as pool:
         running = {name: pool.submit(ask, wanted) for name, wanted in servers.items()}
         return {name: one.result() for name, one in running.items()}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompletedProcess[str]]:
+    """Servers that cannot start: how they ended, and what they said."""
+    folder = tmp_path_factory.mktemp("ended")
+    heads = make_qwen3_config(folder / "heads", num_key_value_heads=3)
+    servers = {
+        "refused": [str(GLM), "--kv-cache-dtype", "fp8"],
+        "failed": [str(heads), "--load-format", "dummy"],
+    }
+    options = ("--profile", "A5", "--port", str(choose_port(None)), *OPTIONS)
+    command = ["-m", "ascend_vllm_plugin", "serve"]
+    return {
+        name: run_python([*command, *arguments, *options], environment(simulate=False))
+        for name, arguments in servers.items()
+    }
+
+
+def test_a_model_that_is_refused_ends_with_the_reasons_alone(
+    ended: dict[str, CompletedProcess[str]],
+) -> None:
+    done = ended["refused"]
+    assert done.returncode == 1
+    assert "\nascend-vllm: target layer, sfa, on Ascend950" in done.stderr
+    assert "kv_cache_dtype: found fp8; allowed: auto or bfloat16" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "EngineCore" not in done.stderr + done.stdout
+
+
+def test_a_failure_that_is_no_refusal_keeps_its_traceback(
+    ended: dict[str, CompletedProcess[str]],
+) -> None:
+    done = ended["failed"]
+    assert done.returncode != 0
+    said = done.stderr + done.stdout
+    assert "Traceback" in said
+    assert "AssertionError: num_heads (4) is not divisible" in said
 
 
 @pytest.mark.parametrize("name", ["drafter", "draft"])

@@ -7,9 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from ascend_vllm_plugin import EngineOptionError, ModelFolderError, PortInUseError, compat
+from ascend_attn_backends import NoBackendError
+from ascend_vllm_plugin import (
+    EngineOptionError,
+    ModelFolderError,
+    ModelRefusedError,
+    PortInUseError,
+    compat,
+    serve,
+)
 from ascend_vllm_plugin.cli import main
-from ascend_vllm_plugin.explain import plain_message, prepare_environment
+from ascend_vllm_plugin.explain import plain_message, prepare_environment, refused_by_us
 from ascend_vllm_plugin.model_folder import OBJECTS, require_model, require_readable_options
 from ascend_vllm_plugin.serve import require_free_port, with_local_host
 
@@ -190,6 +198,70 @@ def test_a_draft_that_is_not_there_is_named(tmp_path):
     wanted = options(speculative_config={"method": "dflash", "model": str(tmp_path / "none")})
     with pytest.raises(ModelFolderError, match="none': there is no such folder"):
         require_readable_options(wanted)
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (NoBackendError("nobody takes it"), True),
+        (ModelFolderError("m", "it is empty"), True),
+        (ValueError("of vLLM"), False),
+        (AssertionError("4 heads for 3"), False),
+        (_ValidationError("noise"), False),
+    ],
+)
+def test_refusals_of_ours_are_told_from_failures(error, ours):
+    assert refused_by_us(error) is ours
+
+
+def test_a_refusal_inside_a_validation_error_is_ours():
+    error = _ValidationError("noise")
+    found = [*error.errors(), {"ctx": {"error": ModelRefusedError("no backend")}}]
+    error.errors = lambda: found
+    assert refused_by_us(error)
+
+
+def test_a_model_that_explain_refuses_is_refused_by_the_server(monkeypatch):
+    code = "import json, sys; print('noise'); print(json.dumps(sys.argv[1:])); sys.exit(3)"
+    monkeypatch.setattr(serve, "_CHECK", code)
+    with pytest.raises(ModelRefusedError, match=r"\['model', '--port', '1'\]"):
+        serve.require_taken(["model", "--port", "1"])
+
+
+@pytest.mark.parametrize(
+    "code", ["pass", "raise AssertionError('4 heads for 3')", "import time; time.sleep(60)"]
+)
+def test_what_is_no_refusal_is_left_to_the_server(code, monkeypatch):
+    monkeypatch.setattr(serve, "_CHECK", code)
+    monkeypatch.setattr(serve, "CHECK_SECONDS", 2.0)
+    serve.require_taken(["model"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "here"),
+    [
+        ({}, True),
+        ({"distributed_executor_backend": "mp"}, True),
+        ({"distributed_executor_backend": "ray"}, False),
+        ({"data_parallel_size": 2}, False),
+        ({"nnodes": 2}, False),
+        ({"headless": True}, False),
+    ],
+)
+def test_engines_that_wait_for_others_are_not_built_first(changes, here):
+    alone = {"data_parallel_size": 1, "nnodes": 1, "headless": False}
+    parsed = SimpleNamespace(**{**alone, "distributed_executor_backend": None, **changes})
+    assert serve._builds_here(parsed) is here
+
+
+def test_a_refused_model_ends_with_1_and_its_message_alone(monkeypatch, capsys):
+    def refuse(arguments):
+        raise ModelRefusedError("no backend\n  sfa  refused")
+
+    monkeypatch.setattr(serve, "obstacles", tuple)
+    monkeypatch.setattr(serve, "serve", refuse)
+    assert main(["serve", "model", "--profile", "A5"]) == 1
+    assert capsys.readouterr().err == "ascend-vllm: no backend\n  sfa  refused\n"
 
 
 def test_a_port_in_use_is_named():

@@ -14,6 +14,7 @@ def test_exported_names():
         "EnvironmentVariableError",
         "LayerRefusedError",
         "ModelFolderError",
+        "ModelRefusedError",
         "NgramProposer",
         "NotInThisBaseError",
         "NpuBaseRefusedError",

@@ -16,7 +16,7 @@ import attrs
 from ascend_hwprofile import HwProfileError
 from ascend_vllm_plugin.compat import require_supported_vllm, v2_runner_requested
 from ascend_vllm_plugin.environment import operator_providers, request_simulation
-from ascend_vllm_plugin.errors import PluginError
+from ascend_vllm_plugin.errors import ModelRefusedError, PluginError
 from ascend_vllm_plugin.model_folder import require_model
 from ascend_vllm_plugin.modes import ask_for_mode
 from ascend_vllm_plugin.routing import FORMAT, read_routing
@@ -45,7 +45,7 @@ _EXAMPLES = {
 _EXIT_CODES = """\
 exit codes:
   0  done; doctor: no problem; explain: every layer has a backend
-  1  explain: a layer, a draft or a model is refused; doctor, serve: there are problems
+  1  explain, serve: a layer, a draft or a model is refused; doctor, serve: there are problems
   2  bad usage
 """
 
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = run(given, further)
         sys.stdout.flush()
+    except ModelRefusedError as error:
+        return _refused(str(error), as_json=False)
     except (PluginError, HwProfileError) as error:
         print(f"ascend-vllm: {error}", file=sys.stderr)
         return USAGE

@@ -110,6 +110,10 @@ class PlatformConflictError(PluginError, RuntimeError):
         self.allow_list = allow_list
 
 
+class ModelRefusedError(PluginError, ValueError):
+    """A process that built a model without its weights met a refusal; the message is its own."""
+
+
 class LayerRefusedError(PluginError, ValueError):
     """The backend chosen for a layer does not take the layer's arguments."""
 

@@ -7,6 +7,7 @@ So every layer asks for its backend just as it will when the model is served, on
 
 from __future__ import annotations
 
+import json
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from ascend_vllm_plugin.compat import require_platform, single_process_defaults
 from ascend_vllm_plugin.environment import EXPLAIN, ROUTING_FILE, simulation_requested
 from ascend_vllm_plugin.errors import (
     ModelFolderError,
+    ModelRefusedError,
     NpuUnavailableError,
     PluginError,
     SimulationUnavailableError,
@@ -117,6 +119,15 @@ def plain_message(error: BaseException) -> str:
     return f"vLLM cannot run this: {said}\n(VLLM_LOGGING_LEVEL=DEBUG shows where)"
 
 
+def refused_by_us(error: BaseException) -> bool:
+    """Whether a rule of this package refused something, rather than that vLLM failed."""
+    details = getattr(error, "errors", None)
+    causes = [error]
+    if callable(details):
+        causes = [entry.get("ctx", {}).get("error") for entry in details()]
+    return any(isinstance(cause, (PluginError, NoBackendError)) for cause in causes)
+
+
 def _cause(entry: Mapping[str, Any]) -> str:
     """One of the errors that pydantic found."""
     error = entry.get("ctx", {}).get("error")
@@ -155,13 +166,18 @@ def explain(config: VllmConfig) -> RoutingTable:
         config: of `configuration`.
 
     Raises:
-        ascend_attn_backends.NoBackendError: nobody takes a layer; the message has every reason.
-        LayerRefusedError: the chosen backend does not take an argument of a layer.
+        ModelRefusedError: nobody takes a layer, or the chosen backend does not take an argument of
+            it; the message has every reason.
     """
     from vllm.v1.executor.abstract import Executor
 
     executor = Executor.get_class(config)(config)
     try:
-        return parse_routing(executor.collective_rpc("routing")[0])
+        answers: list[str] = executor.collective_rpc("routing")
     finally:
         executor.shutdown()
+    for answer in answers:
+        refused = json.loads(answer).get("refused")
+        if refused is not None:
+            raise ModelRefusedError(refused)
+    return parse_routing(answers[0])

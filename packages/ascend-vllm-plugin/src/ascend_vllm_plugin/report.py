@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 from vllm.logger import init_logger
 
-from ascend_attn_backends import AscendSFAIndexerBackend, BackendRequest, Selection, Verdict
+from ascend_attn_backends import (
+    AscendSFAIndexerBackend,
+    BackendRequest,
+    NoBackendError,
+    Selection,
+    Verdict,
+)
 from ascend_vllm_plugin.adapters.draft_flash import DraftFlashBackend, plan_counters
 from ascend_vllm_plugin.adapters.indexer import IndexerBackend
 from ascend_vllm_plugin.compat import require_supported_vllm
-from ascend_vllm_plugin.environment import ROUTING_FILE, judged_profile, routing_file
-from ascend_vllm_plugin.errors import EnvironmentVariableError
+from ascend_vllm_plugin.environment import (
+    ROUTING_FILE,
+    explaining,
+    judged_profile,
+    routing_file,
+)
+from ascend_vllm_plugin.errors import EnvironmentVariableError, PluginError
 from ascend_vllm_plugin.facts import plain
 from ascend_vllm_plugin.modes import running_mode
 from ascend_vllm_plugin.plan_reports import PlanReports
@@ -35,9 +47,15 @@ class RoutingReport:
 
     vllm_config: Any
     model_runner: Any
+    refused: str | None = None
 
     def routing(self) -> str:
-        """The routing table as JSON, with the plans so far: `LLM.collective_rpc("routing")`."""
+        """The routing table as JSON, with the plans so far: `LLM.collective_rpc("routing")`.
+
+        In a process that explains, and was refused a layer: `{"refused": message}`.
+        """
+        if self.refused is not None:
+            return json.dumps({"refused": self.refused})
         return routing_table(self.vllm_config, self.model_runner.get_model()).to_json()
 
 
@@ -48,8 +66,18 @@ class RoutingReports(RoutingReport):
     _plans: PlanReports | None = None
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Load the model, then log the routing of its layers and write the routing file."""
-        super().load_model(load_dummy_weights=load_dummy_weights)  # type: ignore[misc]
+        """Load the model, then log the routing of its layers and write the routing file.
+
+        A process that explains keeps a refusal for `routing`: raised here, in a worker of its own,
+        it would reach nobody but the log.
+        """
+        try:
+            super().load_model(load_dummy_weights=load_dummy_weights)  # type: ignore[misc]
+        except (NoBackendError, PluginError) as error:
+            if not explaining():
+                raise
+            self.refused = str(error)
+            return
         if self.rank == 0:
             table = report_routing(self.vllm_config, self.model_runner.get_model())
             if table.plans is not None:

