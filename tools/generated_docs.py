@@ -65,12 +65,14 @@ def vllm_versions() -> str | None:
         NOTICE + "# Versions of vLLM\n",
         "What `nox -s compat` found with the CPU builds of these versions. A version that is not",
         "supported is refused at start, in simulate mode, with the message in the table; without",
-        "simulate mode it keeps its own platform.\n",
-        "| vLLM | status | detail |",
-        "|---|---|---|",
+        "simulate mode it keeps its own platform. The trial is what fails first where the plugin",
+        "is told that the version is a supported one.\n",
+        "| vLLM | status | detail | trial |",
+        "|---|---|---|---|",
     ]
     for version, result in json.loads(path.read_text("utf-8")).items():
-        lines.append(f"| {version} | {result['status']} | {result['detail']} |")
+        cells = (version, result["status"], result["detail"], result.get("trial", ""))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

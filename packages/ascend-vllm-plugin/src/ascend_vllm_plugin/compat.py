@@ -7,8 +7,9 @@ vLLM starts with this file.
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
-from importlib import metadata
+from importlib import metadata, resources
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
@@ -82,8 +83,17 @@ def require_supported_vllm() -> str:
     """
     found = installed_vllm()
     if found is None or not SUPPORTED_VLLM.contains(found, prereleases=True):
-        raise UnsupportedVllmError(found, str(SUPPORTED_VLLM), DISTRIBUTIONS)
+        raise UnsupportedVllmError(found, str(SUPPORTED_VLLM), DISTRIBUTIONS, misfit(found))
     return found
+
+
+def misfit(found: str | None) -> str | None:
+    """What is known to stop an engine of this version of vLLM; None where it was never tried."""
+    if found is None:
+        return None
+    text = resources.files(__package__).joinpath("vllm_misfits.toml").read_text("utf-8")
+    known = tomllib.loads(text).get(".".join(found.split(".")[:2]))
+    return None if known is None else str(known["reason"])
 
 
 def v2_runner_requested() -> bool:

@@ -46,11 +46,18 @@ class EngineOptionError(PluginError, ValueError):
 class UnsupportedVllmError(PluginError, RuntimeError):
     """The installed vLLM is outside the supported range, or there is none."""
 
-    def __init__(self, found: str | None, supported: str, distributions: Sequence[str]) -> None:
+    def __init__(
+        self,
+        found: str | None,
+        supported: str,
+        distributions: Sequence[str],
+        reason: str | None = None,
+    ) -> None:
         names = " or ".join(distributions)
         what = f"vLLM {found} is installed" if found else f"no vLLM is installed ({names})"
+        why = f" ({reason})" if reason else ""
         super().__init__(
-            f"{what}; ascend-vllm-plugin works with vLLM {supported}. Install a vLLM of that "
+            f"{what}; ascend-vllm-plugin works with vLLM {supported}{why}. Install a vLLM of that "
             "range, or run vLLM without this plugin: unset ASCEND_VLLM_SIMULATE, and on an NPU "
             "set ASCEND_VLLM_NPU=off."
         )
