@@ -285,7 +285,7 @@ def test_selection_knows_a_layer_of_a_draft() -> None:
         ({"use_kv_connector": True, "use_sparse": True}, "vllm.use_kv_connector"),
         ({"use_kv_connector": True, "use_mla": True}, "vllm.use_kv_connector"),
         ({"use_batch_invariant": True}, "vllm.use_batch_invariant"),
-        ({"use_per_head_quant_scales": True}, "vllm.use_per_head_quant_scales"),
+        ({"use_per_head_quant_scales": True, "kv_cache_dtype": "fp8"}, "standard.kv_cache_dtype"),
         ({"use_rswa": True}, "vllm.use_rswa"),
         ({"use_adaptive_verification": True}, "vllm.use_adaptive_verification"),
     ],
@@ -294,6 +294,12 @@ def test_selection_refuses_with_the_rule(changes: dict[str, Any], rule: str) -> 
     with pytest.raises(NoBackendError) as raised:
         selection.select(question(**changes), config(), None)
     assert f"[{rule};" in str(raised.value)
+
+
+def test_scales_per_head_of_a_cache_that_is_not_quantised_refuse_nothing() -> None:
+    """A checkpoint has them, and the user asked for keys and values as they are computed."""
+    route = selection.select(question(use_per_head_quant_scales=True), config(), None)
+    assert route.class_path.endswith("StandardBackend")
 
 
 def test_a_kv_connector_is_refused_for_the_layers_of_a_draft_only() -> None:

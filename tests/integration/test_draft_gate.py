@@ -19,7 +19,7 @@ from draft_models import (
     make_qwen3_config,
     write_config,
 )
-from engines import environment, run_script
+from engines import REPOSITORY, environment, run_script
 
 pytestmark = pytest.mark.engine
 
@@ -43,6 +43,33 @@ TERMS: dict[str, dict[str, Any]] = {
 }
 """Seven conditions and five exclusions -> what breaks it, and nothing else of the gate."""
 
+FALLS_BACK = {
+    "draft_flash.device_length_flash_attn": "StandardBackend",
+    "draft_flash.runner": "StandardBackend",
+    "draft_flash.role": "StandardBackend",
+    "draft_flash.draft_eager": "StandardBackend",
+    "draft_flash.target_model_type": "StandardBackend",
+    "draft_flash.draft_architecture": "StandardBackend",
+    "draft_flash.dtype": "StandardBackend",
+    "draft_flash.per_head_quant_scales": "StandardBackend",
+}
+"""Term -> what the table gives where it is broken."""
+REFUSED = {
+    "draft_flash.sinks": "standard.has_sinks",
+    "draft_flash.multimodal_prefix": "standard.has_multimodal_prefix",
+    "draft_flash.attn_type": "standard.attn_type",
+    "draft_flash.batch_invariant": "vllm.use_batch_invariant",
+}
+"""Exclusions where the table has nobody either -> why the backend behind the gate does not take the
+same thing. The plugin's README names them."""
+
+TARGETS = {
+    **dict.fromkeys(TERMS, "SFABackend"),
+    "draft_flash.target_model_type": "StandardBackend",
+    "draft_flash.batch_invariant": "none",  # refused by the table, with and without a draft
+}
+"""Term -> the class that the target gets."""
+
 QUANTISED_DRAFT = {"speculative": {"kv_cache_dtype": "fp8"}}
 CAUSAL = {"target": "qwen3", "draft": "causal dflash", "engine": WIDE}
 """A target and a draft that ask the same question: same head size, both causal."""
@@ -50,6 +77,10 @@ CAUSAL = {"target": "qwen3", "draft": "causal dflash", "engine": WIDE}
 FURTHER: dict[str, dict[str, Any]] = {
     "all": {},
     "quantised cache of the draft": QUANTISED_DRAFT,
+    "scales per head of a quantised cache": {
+        **QUANTISED_DRAFT,
+        "question": {"use_per_head_quant_scales": True},
+    },
     "the draft alone is eager": {
         "engine": {"enforce_eager": False},
         "speculative": {"enforce_eager": True},
@@ -162,27 +193,52 @@ def test_when_all_holds_the_draft_gets_the_draft_backend(answers: dict[str, Any]
     assert found["target"]["class"] == "SFABackend"
 
 
-@pytest.mark.parametrize("rule", TERMS)
+def refusals(error: str) -> dict[str, list[str]]:
+    """Backend -> the rules by which it refuses, as the message lists them; ours comes last."""
+    found: dict[str, list[str]] = {}
+    for line in error.splitlines():
+        if named := re.match(r"  ([\w-]+)(?=:|\s+(?:refused|chosen)$)", line):
+            backend = named[1]
+        if rule := re.search(r"\[([\w.]+);", line):
+            found.setdefault(backend, []).append(rule[1])
+    return found
+
+
+@pytest.mark.parametrize("rule", FALLS_BACK)
 def test_a_term_broken_alone_falls_back_to_the_table(rule: str, answers: dict[str, Any]) -> None:
-    broken, off = answers[rule], answers[f"{rule} off"]
-    assert outcome(broken["draft"]) == outcome(off["draft"]) != "DraftFlashBackend"
-    if "class" in broken["draft"]:
-        assert broken["draft"]["class"] == "StandardBackend"
-        assert broken["draft"]["reasons"]["draft_flash"] == [rule]
-        assert broken["draft"]["reasons"]["standard"] == []
-    else:
-        reasons = re.findall(r"\[([\w.]+);", broken["draft"]["error"])
-        assert [reason for reason in reasons if reason.startswith("draft_flash")] == [rule]
-        assert any(reason.startswith(("standard.", "vllm.")) for reason in reasons)
+    broken, off = answers[rule]["draft"], answers[f"{rule} off"]["draft"]
+    assert broken["class"] == off["class"] == FALLS_BACK[rule]
+    assert broken["reasons"]["draft_flash"] == [rule]
+    assert broken["reasons"]["standard"] == []
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_an_exclusion_that_the_table_refuses_too_stops_the_start(
+    rule: str, answers: dict[str, Any]
+) -> None:
+    """With the gate switched off for the same reason: the gate itself refuses nothing."""
+    broken = refusals(answers[rule]["draft"]["error"])
+    off = refusals(answers[f"{rule} off"]["draft"]["error"])
+    behind = "ascend-vllm-plugin" if REFUSED[rule].startswith("vllm.") else "standard"
+    assert broken["draft_flash"] == [rule]
+    assert broken[behind] == off[behind] == [REFUSED[rule]]
+    assert off["draft_flash"] == ["draft_flash.mode", rule]
+
+
+def test_it_is_known_what_follows_from_every_term() -> None:
+    assert {**FALLS_BACK, **REFUSED}.keys() == TERMS.keys()
+    assert len(FALLS_BACK) + len(REFUSED) == 7 + 5
+    readme = (REPOSITORY / "packages" / "ascend-vllm-plugin" / "README.md").read_text("utf-8")
+    assert [rule for rule in REFUSED.values() if f"`{rule}`" not in readme] == []
 
 
 @pytest.mark.parametrize("rule", TERMS)
 def test_the_target_is_what_it_is_without_a_draft(rule: str, answers: dict[str, Any]) -> None:
     found = answers[rule]
-    assert outcome(found["target"]) == outcome(found["alone"])
-    expected = "StandardBackend" if rule == "draft_flash.target_model_type" else "SFABackend"
-    refused = rule == "draft_flash.batch_invariant"  # by the table, with and without a draft
-    assert outcome(found["target"]) == ("none" if refused else expected)
+    assert outcome(found["target"]) == outcome(found["alone"]) == TARGETS[rule]
+    if TARGETS[rule] == "none":
+        for answer in (found["target"], found["alone"]):
+            assert refusals(answer["error"])["ascend-vllm-plugin"] == [REFUSED[rule]]
 
 
 def test_switched_off_the_reason_is_the_mode(answers: dict[str, Any]) -> None:
@@ -190,9 +246,23 @@ def test_switched_off_the_reason_is_the_mode(answers: dict[str, Any]) -> None:
     assert reasons == ["draft_flash.mode", "draft_flash.runner"]
 
 
-def test_a_quantised_cache_of_the_draft_breaks_the_dtype_term(answers: dict[str, Any]) -> None:
-    found = answers["quantised cache of the draft"]
-    assert "[draft_flash.dtype;" in found["draft"]["error"]
+@pytest.mark.parametrize(
+    ("case", "terms"),
+    [
+        ("quantised cache of the draft", ["draft_flash.dtype"]),
+        (
+            "scales per head of a quantised cache",
+            ["draft_flash.dtype", "draft_flash.per_head_quant_scales"],
+        ),
+    ],
+)
+def test_a_quantised_cache_of_the_draft_is_refused(
+    case: str, terms: list[str], answers: dict[str, Any]
+) -> None:
+    found = answers[case]
+    said = refusals(found["draft"]["error"])
+    assert said["draft_flash"] == terms
+    assert said["standard"] == ["standard.kv_cache_dtype"]
     assert found["target"] == answers["all"]["target"]
 
 

@@ -39,12 +39,14 @@ ADAPTERS: Mapping[str, str] = {
 """Backend of ascend-attn-backends -> its adapter to vLLM's interface."""
 
 NOT_ADAPTED: Mapping[str, str] = {
-    "use_per_head_quant_scales": "one scale for all heads",
     "use_batch_invariant": "results that may depend on the batch (VLLM_BATCH_INVARIANT unset)",
     "use_adaptive_verification": "query lengths that the host knows",
     "use_rswa": "plain sliding windows",
 }
-"""Fields of `AttentionSelectorConfig` that no adapter handles -> what it takes instead."""
+"""Fields of `AttentionSelectorConfig` that no adapter handles -> what it takes instead.
+
+Not among them: `use_per_head_quant_scales`. Such scales belong to a quantised cache, which the
+backends refuse by its dtype; nothing reads them beside an unquantised one."""
 
 ONE_KIND_OF_SHARING = (
     "ranks that share prompts (--prefill-context-parallel-size) or keys "
