@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from sturdy_weights import sturdy
+from tiny_models import PERIOD
 
 VOCABULARY = 512
 HIDDEN = 128
@@ -109,6 +110,22 @@ def make_drafting_deepseek_v3(folder: Path, share: float) -> Path:
     return folder
 
 
+def make_repeating_deepseek_v3(folder: Path) -> Path:
+    """DeepSeek-V3 that says the tokens of a group of `PERIOD` again and again.
+
+    Its layers add so little that each token follows from the one before it alone.
+    """
+    from transformers import DeepseekV3ForCausalLM
+
+    def edit(weights: dict[str, torch.Tensor], generator: torch.Generator) -> None:
+        groups = torch.arange(VOCABULARY).view(-1, PERIOD)
+        _answer_in_turn(weights, generator, share=0.1, before=groups.roll(1, 1).flatten())
+
+    _save(DeepseekV3ForCausalLM, _deepseek_v3_config(), folder, seed=1)
+    _edit_weights(folder, edit)
+    return folder
+
+
 def _deepseek_v3_config() -> Any:
     from transformers import DeepseekV3Config
 
@@ -150,7 +167,9 @@ def _drafting(layers: int, share: float) -> Edit:
 
     def edit(weights: dict[str, torch.Tensor], generator: torch.Generator) -> None:
         _add_noisy_mtp(weights, generator, layers)
-        _answer_with_the_next_token(weights, generator, share, layers)
+        _answer_in_turn(weights, generator, share, torch.arange(VOCABULARY).roll(1))
+        eye = torch.eye(HIDDEN)
+        weights[f"model.layers.{layers}.eh_proj.weight"] = torch.cat([eye, 0.3 * eye], 1)
 
     return edit
 
@@ -249,11 +268,15 @@ def _add_noisy_mtp(
     weights[f"{target}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
 
 
-def _answer_with_the_next_token(
-    weights: dict[str, torch.Tensor], generator: torch.Generator, share: float, layers: int
+def _answer_in_turn(
+    weights: dict[str, torch.Tensor],
+    generator: torch.Generator,
+    share: float,
+    before: torch.Tensor,
 ) -> None:
+    """Answer the token `before[t]` with t, and let the layers add a share of what they added."""
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
-    head = 0.1 * torch.roll(embedding, 1, 0)
+    head = 0.1 * embedding[before]
     for name, weight in weights.items():
         if name.endswith("embed_tokens.weight"):
             weights[name] = embedding.clone()
@@ -261,5 +284,3 @@ def _answer_with_the_next_token(
             weights[name] = head.clone()
         elif "o_proj" in name or "down_proj" in name:
             weights[name] = weight * share
-    eye = torch.eye(HIDDEN)
-    weights[f"model.layers.{layers}.eh_proj.weight"] = torch.cat([eye, 0.3 * eye], 1)

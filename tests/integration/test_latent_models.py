@@ -17,7 +17,15 @@ from ascend_vllm_plugin import read_routing
 pytestmark = pytest.mark.engine
 
 LAYERS = {"mla": 2, "sfa": 3}
+DRAFTING = ("mla, mtp 3", "sfa, mtp 3")
 AGREEING = ("mla, agreeing", "sfa, agreeing")
+COMPUTED = {
+    ("mla", "dcp"): "AscendMLAImpl.forward_mqa_partial",
+    ("sfa", "dcp"): "AscendSFAImpl.forward_partial",
+    ("mla", "pcp"): "AscendMLAImpl.forward_mqa",
+    ("sfa", "pcp"): "AscendSFAImpl.forward",
+}
+"""What ranks count for each layer and step."""
 
 
 @pytest.mark.parametrize("name", ["mla", "sfa"])
@@ -35,7 +43,7 @@ def test_layers_that_share_a_choice_run_one_indexer(single: Outcome) -> None:
     assert calls["AscendSFAIndexerDCPImpl.forward"] * 3 == calls["AscendSFAImpl.forward"] * 2
 
 
-@pytest.mark.parametrize("name", ["mla", "sfa", "sfa, mtp 3", *AGREEING])
+@pytest.mark.parametrize("name", ["mla", "sfa", *DRAFTING, *AGREEING, "repeating, n-gram"])
 def test_tokens_equal_transformers(name: str, single: Outcome) -> None:
     assert all(len(tokens) == NUM_TOKENS for tokens in single.tokens(name))
     assert single.tokens(name) == single.reference(name)
@@ -65,18 +73,29 @@ def test_a_fault_gives_other_tokens(name: str, single: Outcome) -> None:
     assert single.tokens(name, "broken") != single.first_of_reference(name)
 
 
-@pytest.mark.parametrize(("name", "plain"), [("mla, n-gram", "mla"), ("sfa, mtp 1", "sfa")])
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("mla, n-gram", "mla"), ("mla, n-gram of vLLM", "mla"), ("sfa, mtp 1", "sfa")],
+)
 def test_speculation_gives_the_same_tokens(name: str, plain: str, single: Outcome) -> None:
     assert single.tokens(name) == single.tokens(plain) == single.reference(plain)
     drafted, accepted = single.drafts(name)
     assert drafted > accepted > 0
 
 
-def test_three_drafts_are_taken_and_rejected_at_every_position(single: Outcome) -> None:
-    drafted, accepted = single.drafts("sfa, mtp 3")
+@pytest.mark.parametrize("name", DRAFTING)
+def test_three_drafts_are_taken_and_rejected_at_every_position(name: str, single: Outcome) -> None:
+    drafted, accepted = single.drafts(name)
     assert drafted > accepted
-    first, second, third = single.accepted_at("sfa, mtp 3")
+    first, second, third = single.accepted_at(name)
     assert first > second > third > 0
+
+
+@pytest.mark.parametrize("drafter", ["n-gram", "n-gram of vLLM"])
+def test_every_n_gram_of_a_text_that_repeats_is_accepted(drafter: str, single: Outcome) -> None:
+    assert single.tokens(f"repeating, {drafter}") == single.reference("repeating, n-gram")
+    drafted, accepted = single.drafts(f"repeating, {drafter}")
+    assert drafted == accepted > 0
 
 
 def test_a_verification_that_accepts_everything_gives_other_tokens(single: Outcome) -> None:
@@ -105,29 +124,55 @@ def test_ranks_that_share_a_context_give_the_same_tokens(
         assert outcome.tokens(f"{plain}, {how}") == single.reference(plain)
 
 
-@pytest.mark.parametrize(
-    ("plain", "how", "computed"),
-    [
-        ("mla", "dcp", "AscendMLAImpl.forward_mqa_partial"),
-        ("sfa", "dcp", "AscendSFAImpl.forward_partial"),
-        ("mla", "pcp", "AscendMLAImpl.forward_mqa"),
-        ("sfa", "pcp", "AscendSFAImpl.forward"),
-    ],
-)
-def test_layers_on_ranks_are_ours(
-    plain: str, how: str, computed: str, ranks: list[Outcome]
-) -> None:
+@pytest.mark.parametrize(("plain", "how"), COMPUTED)
+def test_layers_on_ranks_are_ours(plain: str, how: str, ranks: list[Outcome]) -> None:
     (row, *_) = read_routing(ranks[0].folder / f"{plain}, {how}.routing.json").rows
     assert (row.backend, len(row.layers)) == (f"{plain}_{how}", LAYERS[plain])
     for outcome in ranks:
-        assert outcome.run(f"{plain}, {how}")["calls"][computed] > 0
+        assert outcome.run(f"{plain}, {how}")["calls"][COMPUTED[plain, how]] > 0
 
 
 @pytest.mark.parametrize("how", ["dcp", "pcp"])
-def test_ranks_that_forget_each_other_give_other_tokens(
-    how: str, single: Outcome, ranks: list[Outcome]
+@pytest.mark.parametrize("plain", ["mla", "sfa"])
+def test_prompts_come_in_chunks_on_ranks(plain: str, how: str, ranks: list[Outcome]) -> None:
+    chunks = sum(map(len, random_prompts())) // TOKEN_BUDGET
+    for outcome in ranks:
+        calls = outcome.run(f"{plain}, {how}")["calls"]
+        assert calls[COMPUTED[plain, how]] / LAYERS[plain] >= chunks + NUM_TOKENS
+
+
+@pytest.mark.parametrize(("plain", "how", "block"), [("sfa", "dcp", 2), ("mla", "pcp", 1)])
+def test_cached_prefixes_give_the_same_tokens_on_ranks(
+    plain: str, how: str, block: int, single: Outcome, ranks: list[Outcome]
 ) -> None:
-    assert ranks[0].tokens(f"mla, {how}", "broken") != single.first_of_reference("mla")
+    """Ranks that share keys have a block of as many more tokens."""
+    size = block * BLOCK_SIZE
+    for outcome in ranks:
+        run = outcome.run(f"{plain}, {how}", "again")
+        assert outcome.run(f"{plain}, {how}")["cached"] == [0, 0, 0]
+        assert run["cached"] == [(len(p) - 1) // size * size for p in random_prompts()]
+        assert run["tokens"] == single.reference(plain)
+
+
+@pytest.mark.parametrize("how", ["dcp", "pcp"])
+@pytest.mark.parametrize("plain", ["mla", "sfa"])
+def test_ranks_that_forget_each_other_give_other_tokens(
+    plain: str, how: str, single: Outcome, ranks: list[Outcome]
+) -> None:
+    assert ranks[0].tokens(f"{plain}, {how}", "broken") != single.first_of_reference(plain)
+
+
+@pytest.mark.parametrize("how", ["dcp", "pcp"])
+@pytest.mark.parametrize("name", DRAFTING)
+def test_ranks_reject_the_same_drafts_as_one_rank(
+    name: str, how: str, single: Outcome, ranks: list[Outcome]
+) -> None:
+    """What a rejected draft wrote is seen by nobody, wherever its row is."""
+    for outcome in ranks:
+        assert outcome.tokens(f"{name}, {how}") == single.reference(name)
+        drafted, accepted = outcome.drafts(f"{name}, {how}")
+        assert 0 < accepted < drafted
+        assert (drafted, accepted) == single.drafts(name)
 
 
 @pytest.mark.parametrize("how", ["dcp", "pcp"])

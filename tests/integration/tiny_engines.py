@@ -11,21 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from several_engines import engine
-from tiny_models import VOCABULARY
+from tiny_models import LENGTHS, PERIOD, VOCABULARY
 
 MODELS: dict[str, list[Any]] = {
     "deepseek_v3": ["make_deepseek_v3"],
     "glm": ["make_glm"],
     "wavering_glm": ["make_drafting_glm", 0.85],
     "agreeing_glm": ["make_drafting_glm", 0.5],
+    "wavering_deepseek_v3": ["make_drafting_deepseek_v3", 1.1],
     "agreeing_deepseek_v3": ["make_drafting_deepseek_v3", 0.5],
+    "repeating_deepseek_v3": ["make_repeating_deepseek_v3"],
     "qwen3": ["make_qwen3"],
     "llama": ["make_llama"],
     "deepseek_v4": ["make_deepseek_v4"],
 }
 """Name -> function that makes it, and its arguments."""
 
-JUDGED = ["mla", "sfa", "sfa, mtp 3", "sfa, agreeing", "mla, agreeing", "fa3", "llama"]
+JUDGED = [
+    "mla",
+    "sfa",
+    "mla, mtp 3",
+    "sfa, mtp 3",
+    "mla, agreeing",
+    "sfa, agreeing",
+    "repeating, n-gram",
+    "fa3",
+    "llama",
+]
 """Engines whose first run transformers judges in the same process."""
 
 TOKEN_BUDGET = 32
@@ -40,6 +52,14 @@ NGRAM = {
         "method": "custom_class",
         "model": "ascend_vllm_plugin.NgramProposer",
         "num_speculative_tokens": 4,
+    }
+}
+VLLM_NGRAM = {
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
     }
 }
 TRAINING = {"additional_config": {"ascend": {"training_consistency": True}}}
@@ -66,6 +86,14 @@ def half_prompts() -> list[list[int]]:
     return found
 
 
+def repeating_prompts() -> list[list[int]]:
+    """Texts of the model that repeats itself, each from another group of tokens."""
+    return [
+        [PERIOD * number + place % PERIOD for place in range(length)]
+        for number, length in enumerate(LENGTHS, start=10)
+    ]
+
+
 def _compressed(**arguments: Any) -> dict[str, Any]:
     """Arguments of an engine for DeepSeek-V4, whose caches have many small blocks."""
     fixed = {"prompts": half_prompts(), "dtype": "float16", "num_gpu_blocks_override": 512}
@@ -74,7 +102,7 @@ def _compressed(**arguments: Any) -> dict[str, Any]:
 
 def single_engines(models: Path) -> list[dict[str, Any]]:
     """Engines on one rank."""
-    v3, glm, wavering, agreeing_glm, agreeing_v3, qwen3, llama, v4 = (
+    v3, glm, wavering_glm, agreeing_glm, wavering_v3, agreeing_v3, repeating, qwen3, llama, v4 = (
         str(models / name) for name in MODELS
     )
     again: dict[str, str | None] = {"sound": None, "again": None}
@@ -82,8 +110,14 @@ def single_engines(models: Path) -> list[dict[str, Any]]:
         engine("mla", v3, {**again, "broken": "latents_without_causal_mask"}, **CACHED),
         engine("sfa", glm, {**again, "broken": "half_of_the_choice"}, **CACHED),
         engine("mla, n-gram", v3, **NGRAM),
+        engine("mla, n-gram of vLLM", v3, **VLLM_NGRAM),
+        engine("repeating, n-gram", repeating, prompts=repeating_prompts(), **NGRAM),
+        engine("repeating, n-gram of vLLM", repeating, prompts=repeating_prompts(), **VLLM_NGRAM),
         engine("sfa, mtp 1", glm, **mtp(1)),
-        engine("sfa, mtp 3", wavering, {"sound": None, "broken": "accept_every_draft"}, **mtp(3)),
+        engine("mla, mtp 3", wavering_v3, **mtp(3)),
+        engine(
+            "sfa, mtp 3", wavering_glm, {"sound": None, "broken": "accept_every_draft"}, **mtp(3)
+        ),
         engine(
             "sfa, agreeing", agreeing_glm, {"sound": None, "broken": "drafts_off_by_one"}, **mtp(3)
         ),
@@ -105,18 +139,26 @@ def single_engines(models: Path) -> list[dict[str, Any]]:
 
 def rank_engines(models: Path) -> list[dict[str, Any]]:
     """Engines on two ranks."""
-    v3, glm, _, agreeing_glm, agreeing_v3, _, llama, _ = (str(models / name) for name in MODELS)
+    v3, glm, wavering_glm, agreeing_glm, wavering_v3, agreeing_v3, _, _, llama, _ = (
+        str(models / name) for name in MODELS
+    )
     own: dict[str, str | None] = {"sound": None, "broken": "only_the_own_part"}
+    first: dict[str, str | None] = {"sound": None, "broken": "only_rows_of_the_first_rank"}
+    again: dict[str, str | None] = {"sound": None, "again": None}
     engines = [
-        engine("mla, pcp", v3, {"sound": None, "broken": "only_rows_of_the_first_rank"}, **PCP),
-        engine("sfa, pcp", glm, **PCP),
-        engine("sfa, dcp", glm, **DCP),
+        engine("mla, pcp", v3, {**again, **first}, **PCP, **CACHED),
+        engine("sfa, pcp", glm, first, **PCP, **CHUNKED),
+        engine("sfa, dcp", glm, {**again, **own}, **DCP, **CACHED),
+        engine("mla, mtp 3, dcp", wavering_v3, **DCP, **mtp(3)),
+        engine("mla, mtp 3, pcp", wavering_v3, **PCP, **mtp(3)),
+        engine("sfa, mtp 3, dcp", wavering_glm, **DCP, **mtp(3)),
+        engine("sfa, mtp 3, pcp", wavering_glm, **PCP, **mtp(3)),
         engine("mla, agreeing, dcp", agreeing_v3, **DCP, **mtp(3)),
         engine("mla, agreeing, pcp", agreeing_v3, **PCP, **mtp(3)),
         engine("sfa, agreeing, dcp", agreeing_glm, **DCP, **mtp(3)),
         engine("sfa, agreeing, pcp", agreeing_glm, **PCP, **mtp(3)),
         engine("llama, dcp", llama, own, **DCP, **CHUNKED),
-        engine("mla, dcp", v3, own, **DCP),
+        engine("mla, dcp", v3, own, **DCP, **CHUNKED),
     ]
     engines[-1]["probe_merges"] = True  # last: a kernel that fails leaves the interpreter broken
     return engines

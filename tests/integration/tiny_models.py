@@ -10,6 +10,8 @@ from typing import Any
 SLIDING_WINDOW = 24
 VOCABULARY = 512
 LENGTHS = (20, 47, 130)
+PERIOD = 8
+"""Tokens of a text that a repeating model says again and again."""
 
 
 def random_prompts() -> list[list[int]]:
