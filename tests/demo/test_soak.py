@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,69 @@ def test_control_killing_all_at_once_leaves_it() -> None:
         segment.unlink(missing_ok=True)
 
 
+class Answers(BaseHTTPRequestHandler):
+    """Answers with two pieces and an end, on a connection that stays open; counts both."""
+
+    protocol_version = "HTTP/1.1"
+    connections = requests = 0
+    missing = 0
+
+    def setup(self) -> None:
+        super().setup()
+        type(self).connections += 1
+
+    def do_POST(self) -> None:
+        type(self).requests += 1
+        self.rfile.read(int(self.headers["content-length"]))
+        choices = [("a", None), ("b", None), ("", "length")]
+        events = [{"choices": [{"text": text, "finish_reason": end}]} for text, end in choices]
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body) + self.missing))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = self.missing > 0
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@contextmanager
+def serving_streams(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Address of a server of this process."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.block_on_close = False
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def loaded(handler: type[Answers]) -> load.Tally:
+    with serving_streams(handler) as url:
+        one = load.Load(url, "fake", clients=2, seconds=0.5, leaving=0.0, seed=0)
+        return asyncio.run(load.run_load(one, lambda *_: None))
+
+
+def test_every_stream_has_a_connection_of_its_own() -> None:
+    handler = type("Own", (Answers,), {})
+    tally = loaded(handler)
+    assert tally.errors == []
+    assert handler.connections == handler.requests == tally.finished > 2
+
+
+def test_a_stream_that_breaks_says_how_far_it_came() -> None:
+    tally = loaded(type("Broken", (Answers,), {"missing": 10}))
+    assert tally.finished == 0
+    assert tally.errors
+    assert all(one.startswith("RemoteProtocolError: peer closed") for one in tally.errors)
+    assert all(one.endswith("after 2 pieces") for one in tally.errors)
+
+
 class Streams(BaseHTTPRequestHandler):
     """Streams pieces, and counts as vLLM does; `aborts` says whether a reader is missed."""
 
@@ -147,20 +211,9 @@ class Streams(BaseHTTPRequestHandler):
         return
 
 
-@contextmanager
-def streams(aborts: bool) -> Iterator[str]:
+def streams(aborts: bool) -> AbstractContextManager[str]:
     """Address of a server with counts of its own."""
-    handler = type("Streams", (Streams,), {"aborts": aborts})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.block_on_close = False
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return serving_streams(type("Streams", (Streams,), {"aborts": aborts}))
 
 
 def test_streams_of_a_killed_client_are_freed_long_before_their_end() -> None:

@@ -70,7 +70,9 @@ class Load:
 async def run_load(load: Load, tell: Callable[[Tally, float], None]) -> Tally:
     """Run the clients; ``tell`` gets the tally and the seconds left, about once per second."""
     tally, end = Tally(), time.monotonic() + load.seconds
-    limits = httpx.Limits(max_connections=load.clients)
+    # A connection for each stream: one that waits for its next request may be closed by the server
+    # (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 5 s) just as a late client sends it.
+    limits = httpx.Limits(max_connections=load.clients, max_keepalive_connections=0)
     async with (
         httpx.AsyncClient(
             base_url=load.url, timeout=REQUEST_SECONDS, limits=limits, trust_env=False
@@ -96,7 +98,8 @@ async def _client(
         except TimeoutError:
             tally.errors.append(f"a request was stuck for {REQUEST_SECONDS:.0f} s")
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            tally.errors.append(f"{type(error).__name__}: {error}")
+            notes = ", ".join(getattr(error, "__notes__", ()))
+            tally.errors.append(f"{type(error).__name__}: {error} {notes}".rstrip())
             await asyncio.sleep(1.0)  # a server that is gone must not be asked in a tight loop
 
 
@@ -115,17 +118,21 @@ async def _stream(
     if generator.random() < load.leaving:
         leaves_after = generator.randint(0, body["max_tokens"] - 1)
     start, pieces, reason = time.monotonic(), 0, None
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if leaves_after is not None and pieces >= leaves_after:
-                tally.left += 1
-                return  # closes the connection
-            choice = _choice(line)
-            if choice is not None:
-                pieces += bool(choice["text"])
-                tally.tokens += bool(choice["text"])
-                reason = choice["finish_reason"] or reason
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                if leaves_after is not None and pieces >= leaves_after:
+                    tally.left += 1
+                    return  # closes the connection
+                choice = _choice(line)
+                if choice is not None:
+                    pieces += bool(choice["text"])
+                    tally.tokens += bool(choice["text"])
+                    reason = choice["finish_reason"] or reason
+    except httpx.HTTPError as error:
+        error.add_note(f"after {pieces} pieces")
+        raise
     if reason != "length":
         tally.errors.append(f"a stream ended with finish_reason {reason!r} after {pieces} pieces")
         return
