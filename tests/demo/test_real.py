@@ -24,8 +24,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.engine
 
-DEMO = str(HERE.parents[1] / "tools" / "demo.py")
+TOOLS = HERE.parents[1] / "tools"
 DRAFT_TOKENS, SHORTEST, LONGEST = 4, 2, 4
+MOST_SECONDS = 1200
+"""For a demo on a machine that is busy with other tests; alone it takes a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +110,12 @@ def test_weights_equal_transformers_own_gguf_loader(smollm2: Path, tmp_path: Pat
 
 
 @contextmanager
-def started_demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def started_demo(
+    folder: Path, *arguments: str, tool: str = "demo.py"
+) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / "out").open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, DEMO, *arguments], stdout=out, stderr=subprocess.STDOUT
+            [sys.executable, str(TOOLS / tool), *arguments], stdout=out, stderr=subprocess.STDOUT
         )
     try:
         yield process
@@ -127,16 +131,24 @@ def descendants(process: subprocess.Popen[bytes]) -> set[int]:
         return set()
 
 
-def test_demo(tmp_path: Path, smollm2: Path, expected: dict[str, dict[str, Any]]) -> None:
-    file, seen = tmp_path / "report.json", set()
-    with started_demo(tmp_path, "--json", str(file)) as process:
-        deadline = time.monotonic() + 600
+def run_demo(folder: Path, *arguments: str, tool: str = "demo.py") -> dict[str, Any]:
+    """The report of a demo; all that it started is gone."""
+    file, seen = folder / "report.json", set[int]()
+    with started_demo(folder, "--json", str(file), *arguments, tool=tool) as process:
+        deadline = time.monotonic() + MOST_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
             seen |= descendants(process)
             time.sleep(0.1)
-        out = (tmp_path / "out").read_text()
+        out = (folder / "out").read_text()
         assert process.returncode == 0, out
-    report = json.loads(file.read_text())
+    assert len(seen) >= 3  # guard, server, engine
+    assert all_gone(sorted(seen))
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
+
+
+def test_demo(tmp_path: Path, smollm2: Path, expected: dict[str, dict[str, Any]]) -> None:
+    report = run_demo(tmp_path)
     for answer in report["answers"]:
         reference = expected[answer["question"]["name"]]
         assert answer["text"].strip() == reference["text"].strip()
@@ -149,8 +161,63 @@ def test_demo(tmp_path: Path, smollm2: Path, expected: dict[str, dict[str, Any]]
     assert report["ran_on"] == "simulated A5 on CPU"
     (row,) = report["routing"]["rows"]
     assert (row["backend"], len(row["layers"])) == ("standard", 30)
-    assert len(seen) >= 3  # guard, server, engine
-    assert all_gone(sorted(seen))
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Demo 2 with its DFlash2 draft: on the draft backend, and kept off it."""
+    variants = ("--variant", "dflash", "--variant", "dflash-off")
+    patient = ("--ready-seconds", str(MOST_SECONDS // 2))
+    report = run_demo(tmp_path_factory.mktemp("glm"), *variants, *patient, tool="demo_glm.py")
+    assert report["ran_on"] == "simulated A5 on CPU"
+    return {outcome["variant"]["name"]: outcome for outcome in report["outcomes"]}
+
+
+def test_demo_glm_says_the_same_on_either_backend(drafting: dict[str, dict[str, Any]]) -> None:
+    texts = {
+        name: [answer["text"] for answer in outcome["answers"]]
+        for name, outcome in drafting.items()
+    }
+    assert texts["dflash"] == texts["dflash-off"]
+    assert len(set(texts["dflash"])) == 3
+    assert all(text.strip() for text in texts["dflash"])
+    assert drafting["dflash-off"]["same_texts"] == 3
+
+
+def test_demo_glm_routes_by_the_gate(drafting: dict[str, dict[str, Any]]) -> None:
+    backends, broken = {}, {}
+    for name, outcome in drafting.items():
+        rows = outcome["routing"]["rows"]
+        backends[name] = {(row["role"], row["backend"]) for row in rows}
+        terms = outcome["gate"]["draft, full attention"]
+        broken[name] = [term["rule"] for term in terms if term["state"] == "broken"]
+    target = {("target", "sfa"), ("target", "sfa_indexer")}
+    assert backends["dflash"] == {*target, ("draft", "draft_flash")}
+    assert backends["dflash-off"] == {*target, ("draft", "standard")}
+    assert broken == {"dflash": [], "dflash-off": ["draft_flash.mode"]}
+
+
+def test_demo_glm_builds_plans_for_the_draft_backend_alone(
+    drafting: dict[str, dict[str, Any]],
+) -> None:
+    plans, steps = drafting["dflash"]["plans"], drafting["dflash"]["steps"]
+    assert (plans["layers"], plans["per_step"], plans["evictions"]) == (2, 1, 0)
+    assert 0 < plans["builds"] <= steps  # one for each time the draft ran
+    assert plans["hits"] == plans["builds"]  # the second layer
+    assert drafting["dflash-off"]["plans"] is None
+
+
+@pytest.mark.parametrize("variant", ["dflash", "dflash-off"])
+def test_demo_glm_counts_and_times(variant: str, drafting: dict[str, dict[str, Any]]) -> None:
+    outcome = drafting[variant]
+    first, second, third = outcome["acceptance_per_position"]
+    assert 1 >= first >= second >= third > 0
+    assert outcome["acceptance_length"] == pytest.approx(1 + first + second + third)
+    assert outcome["seconds_to_ready"] > 0
+    assert outcome["seconds_per_token"] > 0
+    for answer in outcome["answers"]:
+        assert answer["seconds"] > answer["seconds_to_first_token"] > 0
+        assert answer["tokens"] > 1
 
 
 def test_ctrl_c_while_the_engine_starts(tmp_path: Path, smollm2: Path) -> None:
