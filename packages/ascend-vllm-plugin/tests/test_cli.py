@@ -229,12 +229,18 @@ def test_a_model_that_explain_refuses_is_refused_by_the_server(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "code", ["pass", "raise AssertionError('4 heads for 3')", "import time; time.sleep(60)"]
+    ("code", "late"),
+    [
+        ("pass", False),
+        ("raise AssertionError('4 heads for 3')", False),
+        ("import time; time.sleep(60)", True),
+    ],
 )
-def test_what_is_no_refusal_is_left_to_the_server(code, monkeypatch):
+def test_what_is_no_refusal_is_left_to_the_server(code, late, monkeypatch, capsys):
     monkeypatch.setattr(serve, "_CHECK", code)
     monkeypatch.setattr(serve, "CHECK_SECONDS", 2.0)
     serve.require_taken(["model"])
+    assert ("not built within 2 s; the server starts unchecked" in capsys.readouterr().err) is late
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def require_taken(arguments: Sequence[str]) -> None:
     Raises:
         ModelRefusedError: a layer, a draft or the configuration is refused.
     """
+    _say("building the model without its weights, to see what is refused")
     try:
         done = subprocess.run(
             [sys.executable, "-c", _CHECK, *arguments],
@@ -89,9 +90,14 @@ def require_taken(arguments: Sequence[str]) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
+        _say(f"not built within {CHECK_SECONDS:.0f} s; the server starts unchecked")
         return
     if done.returncode == REFUSED_CODE:
         raise ModelRefusedError(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _say(text: str) -> None:
+    print(f"ascend-vllm serve: {text}", file=sys.stderr, flush=True)
 
 
 def check(arguments: Sequence[str]) -> int:
