@@ -3,9 +3,10 @@
 The job is JSON: `engine` (arguments of `vllm.LLM`), `simulated` (whether our backend is there to
 be watched) and `runs` (list of `name`, `prompts` as token ids, `max_tokens`, optional
 `one_by_one` and `fault`). A fault breaks something on purpose for that run: see `FAULTS`. A
-`drafter` is the class of a custom drafter that takes over from that run on. The result is JSON:
-tokens, cached tokens and calls of our backend per run, vLLM's metrics of speculation and ours, the
-platform, and the attention backends of the layers that vLLM built.
+`drafter` is the class of a custom drafter that takes over from that run on, with `options` of this
+package if given. The result is JSON: tokens, cached tokens, calls of our backend and steps with a
+background drafter per run, vLLM's metrics of speculation and ours, the platform, and the attention
+backends of the layers that vLLM built.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 CALLS: Counter[str] = Counter()
+DRAFT_STEPS: list[dict[str, float]] = []
+"""Steps with a background drafter: `k` as its gauge shows it, and `seconds` that it took."""
 
 
 def watch_backend() -> None:
@@ -38,6 +42,23 @@ def count(cls: type, name: str, counter: str) -> None:
         return original(self, *args, **kwargs)
 
     setattr(cls, name, counted)
+
+
+def watch_background_drafts() -> None:
+    """Keep what each step asked of a background drafter, and how long it was there."""
+    from ascend_vllm_plugin import BackgroundProposer
+
+    original = BackgroundProposer.propose
+
+    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begun = time.monotonic()
+        drafts = original(self, *args, **kwargs)
+        seconds = time.monotonic() - begun
+        k = self.counters.as_dict()["num_speculative_tokens"]
+        DRAFT_STEPS.append({"k": k, "seconds": seconds})
+        return drafts
+
+    BackgroundProposer.propose = timed  # type: ignore[method-assign]
 
 
 def _replace_forward(make: Callable[[Any], Any]) -> Callable[[], None]:
@@ -127,22 +148,34 @@ def generate(llm: Any, run: dict[str, Any]) -> dict[str, Any]:
     groups = [[prompt] for prompt in prompts] if run.get("one_by_one") else [prompts]
     outputs: list[Any] = []
     CALLS.clear()
+    DRAFT_STEPS.clear()
     with broken(run.get("fault")):
         for group in groups:
             outputs += llm.generate(group, params, use_tqdm=False)
     return {
+        "draft_steps": list(DRAFT_STEPS),
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "cached": [output.num_cached_tokens for output in outputs],
         "calls": dict(CALLS),
     }
 
 
-def set_drafter(worker: Any, path: str) -> None:
-    """Draft with another class, built as vLLM builds the one that the engine was started with."""
+def set_drafter(worker: Any, path: str, options: dict[str, Any]) -> None:
+    """Draft with another class, built as vLLM builds the one that the engine was started with.
+
+    Args:
+        worker: of vLLM.
+        path: the class.
+        options: of this package, beside those of the engine, which come back with the next class.
+    """
     from vllm.v1.spec_decode.custom_class_proposer import create_custom_proposer
 
-    worker.vllm_config.speculative_config.model = path
-    worker.model_runner.drafter = create_custom_proposer(worker.vllm_config)
+    config = worker.vllm_config
+    config.speculative_config.model = path
+    given = config.additional_config
+    config.additional_config = {**given, "ascend": {**given["ascend"], **options}}
+    worker.model_runner.drafter = create_custom_proposer(config)
+    config.additional_config = given
 
 
 def our_metrics() -> dict[str, float]:
@@ -179,6 +212,7 @@ def main(job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     if job["simulated"]:
         watch_backend()
+        watch_background_drafts()
     from vllm import LLM
     from vllm.platforms import current_platform
 
@@ -186,7 +220,7 @@ def main(job_file: str, result_file: str) -> None:
     runs = {}
     for run in job["runs"]:
         if "drafter" in run:
-            llm.collective_rpc(set_drafter, args=(run["drafter"],))
+            llm.collective_rpc(set_drafter, args=(run["drafter"], run.get("options", {})))
         before = speculation_metrics(llm)
         runs[run["name"]] = generate(llm, run)
         after = speculation_metrics(llm)

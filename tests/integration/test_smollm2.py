@@ -11,6 +11,7 @@ from typing import Any
 
 import prompts
 import pytest
+from control_drafters import DRAFT_SECONDS
 from engines import Outcome, hf_argmax, run_engine
 
 from ascend_vllm_plugin import read_routing
@@ -21,6 +22,7 @@ NUM_LAYERS = 30
 NUM_TOKENS = 64
 NUM_CONTROL_TOKENS = 24
 TOKEN_BUDGET = 64
+NUM_DRAFTS = 4
 PROPOSERS = {
     "suffix": "ascend_vllm_plugin.SuffixProposer",
     "lookup": "ascend_vllm_plugin.PromptLookupProposer",
@@ -28,6 +30,15 @@ PROPOSERS = {
     "wrong": "control_drafters.WrongProposer",
 }
 """Runs of the speculative engine with drafters that draft ahead; the last one is the control."""
+SLOW = "control_drafters.SlowProposer"
+NUM_PATIENT_TOKENS = 3
+UNDER_OPTIONS = {
+    "slow": {"drafter": SLOW, "options": {"draft_deadline_ms": 3.0}},
+    "slow, awaited": {"drafter": SLOW, "max_tokens": NUM_PATIENT_TOKENS},
+    "adaptive": {"drafter": PROPOSERS["suffix"], "options": {"adaptive_k": True}},
+    "adaptive, wrong": {"drafter": PROPOSERS["wrong"], "options": {"adaptive_k": True}},
+}
+"""Further runs of it, with options of their own."""
 RUNS = ("short", "batch", "shared_prefix", "rewrite")
 MIN_MARGIN = 5e-4
 """Least distance of HF's best logit from the second one, ten times what rounding in float32 was
@@ -95,16 +106,17 @@ def speculative(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Outc
     control = broken_run(smollm2, "short", "accept_every_draft")
     (rewrite,) = runs_of(smollm2, "rewrite")
     ahead = [{**rewrite, "name": name, "drafter": path} for name, path in PROPOSERS.items()]
+    ahead += [{**rewrite, "name": name, **run} for name, run in UNDER_OPTIONS.items()]
     return run_engine(
         smollm2,
         [*runs_of(smollm2, "batch", "rewrite"), control, *ahead],
         tmp_path_factory.mktemp("speculative"),
-        # Long enough for any machine: what is late depends on time, and is tested without engines.
+        # Long enough for any machine: what is late depends on time.
         additional_config={"ascend": {"draft_deadline_ms": 60_000}},
         speculative_config={
             "method": "custom_class",
             "model": "ascend_vllm_plugin.NgramProposer",
-            "num_speculative_tokens": 4,
+            "num_speculative_tokens": NUM_DRAFTS,
         },
     )
 
@@ -199,9 +211,19 @@ def test_speculation_gives_the_same_tokens(
 
 def accepted_drafts(outcome: Outcome, run: str) -> int:
     """Draft tokens that vLLM accepted in a run, by its own count."""
+    return speculation_count(outcome, run, "num_accepted_tokens")
+
+
+def speculation_count(outcome: Outcome, run: str, name: str) -> int:
+    """What a counter of vLLM's speculation gained in a run."""
     counters = outcome.result["runs"][run]["speculation"]
-    found = counters["after"]["num_accepted_tokens"] - counters["before"]["num_accepted_tokens"]
-    return int(found)
+    return int(counters["after"][name] - counters["before"][name])
+
+
+def our_counts(outcome: Outcome, run: str) -> dict[str, float]:
+    """What our background drafter counted in a run."""
+    shown = outcome.result["runs"][run]["metrics"]
+    return {name.removeprefix("ascend:spec_decode_"): value for name, value in shown.items()}
 
 
 def test_speculation_accepts_drafts_and_saves_steps(speculative: Outcome) -> None:
@@ -228,15 +250,58 @@ def test_drafting_ahead_accepts_more_than_the_control(proposer: str, speculative
 def test_what_background_drafters_count_is_among_vllms_metrics(
     proposer: str, speculative: Outcome
 ) -> None:
-    shown = speculative.result["runs"][proposer]["metrics"]
-    counts = {name.removeprefix("ascend:spec_decode_"): value for name, value in shown.items()}
-    assert counts["num_speculative_tokens"] == 4
+    counts = our_counts(speculative, proposer)
+    assert counts["num_speculative_tokens"] == NUM_DRAFTS
     assert counts["num_late_drafts_total"] == counts["num_draft_errors_total"] == 0
     if proposer == "wrong":
         assert counts["num_ahead_drafts_total"] == 0
         assert counts["num_discarded_drafts_total"] > 0
     else:
         assert counts["num_ahead_drafts_total"] > 0
+
+
+def seconds_in_the_drafter(outcome: Outcome, run: str) -> list[float]:
+    """What each step of a run spent in its background drafter."""
+    return [step["seconds"] for step in outcome.result["runs"][run]["draft_steps"]]
+
+
+def chosen_k(outcome: Outcome, run: str) -> list[int]:
+    """What the gauge of a run's background drafter showed, step by step."""
+    return [step["k"] for step in outcome.result["runs"][run]["draft_steps"]]
+
+
+def test_a_drafter_that_is_too_slow_blocks_no_step(cpu_attn: Outcome, speculative: Outcome) -> None:
+    """Drafts take 2 seconds, and steps wait for 3 milliseconds: the limit is for busy machines."""
+    assert speculative.tokens("slow") == cpu_attn.tokens("rewrite")
+    assert our_counts(speculative, "slow")["num_late_drafts_total"] > 0
+    seconds = seconds_in_the_drafter(speculative, "slow")
+    assert sum(seconds) < len(seconds) * DRAFT_SECONDS / 2
+
+
+def test_a_slow_drafter_blocks_a_step_that_waits_for_it(speculative: Outcome) -> None:
+    """The control of the test above: a deadline that lets drafts come."""
+    assert our_counts(speculative, "slow, awaited")["num_late_drafts_total"] == 0
+    first, *_ = seconds_in_the_drafter(speculative, "slow, awaited")
+    assert first >= DRAFT_SECONDS
+
+
+@pytest.mark.parametrize("run", ["adaptive", "adaptive, wrong"])
+def test_adaptive_k_changes_k_and_no_token(
+    run: str, cpu_attn: Outcome, speculative: Outcome
+) -> None:
+    assert speculative.tokens(run) == cpu_attn.tokens("rewrite")
+    assert min(chosen_k(speculative, run)) == 0 < max(chosen_k(speculative, run))
+    shown = our_counts(speculative, run)["num_speculative_tokens"]
+    assert shown == chosen_k(speculative, run)[-1]
+
+
+def test_adaptive_k_stops_what_never_pays(speculative: Outcome) -> None:
+    always, adaptive = (
+        speculation_count(speculative, run, "num_draft_tokens")
+        for run in ("wrong", "adaptive, wrong")
+    )
+    assert 0 < adaptive < always / 2
+    assert set(chosen_k(speculative, "wrong")) == {NUM_DRAFTS}
 
 
 def test_a_verification_that_accepts_everything_gives_other_tokens(
@@ -250,5 +315,5 @@ def test_the_routing_table_names_the_drafter(speculative: Outcome) -> None:
     assert table.speculation == {
         "method": "custom_class",
         "drafter": "ascend_vllm_plugin.NgramProposer",
-        "tokens": 4,
+        "tokens": NUM_DRAFTS,
     }
