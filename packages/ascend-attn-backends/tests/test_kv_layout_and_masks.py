@@ -107,7 +107,6 @@ def test_template_is_built_once_per_device() -> None:
         (4096, False, (4, 4095, 4095)),
     ],
 )
-from ascend_attn_backends.starts import repaired_on_host
 def test_window_to_mode(window: int | None, causal: bool, expected: tuple[int, int, int]) -> None:
     mode = MaskMode.for_window(window, causal=causal)
     assert (mode.sparse_mode, mode.pre_tokens, mode.next_tokens) == expected
