@@ -14,10 +14,11 @@ from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
 
 from ascend_attn_backends import AscendDSAMetadata, NoBackendError
-from ascend_vllm_plugin import selection
+from ascend_vllm_plugin import compat, selection, worker
 from ascend_vllm_plugin.adapters.dsa import CompressedAttention, model_refusals
 from ascend_vllm_plugin.adapters.dsa_caches import CacheStepBuilder, DSABackend
 from ascend_vllm_plugin.adapters.layer import layer_request
+from ascend_vllm_plugin.errors import ModelRefusedError
 from ascend_vllm_plugin.patches import compressed_attention
 
 pytestmark = pytest.mark.engine
@@ -131,3 +132,13 @@ def test_the_patch_is_still_needed() -> None:
     """Every builder of vLLM's for this model asks for this, and it is a Triton kernel."""
     with pytest.raises(TypeError, match="not subscriptable"):  # else: judge the patch again
         common().token_to_req_indices(torch.zeros(8, dtype=torch.int32))
+
+
+def test_a_model_whose_kernels_this_processor_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compat, "MODEL_KERNELS", {"deepseek_v4": ("no_such_kernel",)})
+    message = r"deepseek_v4 calls no_such_kernel, which vLLM's .* allowed: a processor with AVX-512"
+    with pytest.raises(ModelRefusedError, match=message):
+        worker.require_model_kernels("deepseek_v4")
+    worker.require_model_kernels("llama")

