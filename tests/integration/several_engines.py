@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ class Outcome:
     result: dict[str, Any]
     folder: Path
 
+    @classmethod
+    def left_in(cls, folder: Path) -> Outcome:
+        """The outcome of a process whose result is in this folder."""
+        return cls(json.loads((folder / "result.json").read_text(encoding="utf-8")), folder)
+
     def run(self, engine: str, run: str = "sound") -> dict[str, Any]:
         found: dict[str, Any] = self.result["engines"][engine]["runs"][run]
         return found
@@ -87,12 +93,11 @@ class Outcome:
         return [after - before for after, before in pairs]
 
 
-def run_on_ranks(engines: list[dict[str, Any]], folder: Path) -> list[Outcome]:
+def run_on_ranks(engines: list[dict[str, Any]], folder: Path) -> None:
     """Run engines on two ranks, with vLLM's V2 runner; their models are there already."""
     for job, port in zip(engines, free_ports(len(engines)), strict=True):
         job["port"] = port
         job["engine"] |= {"distributed_executor_backend": "external_launcher", "seed": 0}
     env = environment(True, VLLM_USE_V2_MODEL_RUNNER="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
     job = {"models": {}, "engines": engines, "reference": []}
-    results = run_ranks("latent_runner.py", job, folder, env)
-    return [Outcome(result, folder / f"rank{rank}") for rank, result in enumerate(results)]
+    run_ranks("latent_runner.py", job, folder, env)
