@@ -107,3 +107,12 @@ def test_without_its_kernels_the_model_is_refused_before_its_weights(
     assert done.returncode != 0
     assert "ModelRefusedError: deepseek_v4 calls hc_pre_fused_cpu, which vLLM's" in done.stderr
     assert "Loading weights" not in done.stdout + done.stderr
+
+
+def test_explaining_needs_no_kernels(single: Outcome, tiny_models: Path) -> None:
+    """It takes no step, so the processor of this machine has no say in it."""
+    model, settings = str(tiny_models / "deepseek_v4"), ["--dtype", "float16", "--block-size", "16"]
+    command = ["-m", "ascend_vllm_plugin", "explain", model, "--skip-tokenizer-init"]
+    done = run_python([*command, *settings, "--max-model-len", "256"], environment(True))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("-> dsa (") == 3

@@ -74,8 +74,9 @@ def operator_providers() -> tuple[str, ...]:
     from ascend_attn_ops.context import PROVIDER_VARIABLE
 
     value = os.environ.get(PROVIDER_VARIABLE, "")
-    names = tuple(name.strip() for name in value.split(",")) if value else ()
-    known = known_providers()
+    if not value:
+        return ()
+    names, known = tuple(name.strip() for name in value.split(",")), known_providers()
     if not set(names) <= set(known):
         allowed = "one of these, or several with commas: " + ", ".join(known)
         raise EnvironmentVariableError(PROVIDER_VARIABLE, value, allowed)

@@ -7,6 +7,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from ascend_attn_ops import compile_loops
 from ascend_vllm_plugin.compat import missing_model_kernels
+from ascend_vllm_plugin.environment import explaining
 from ascend_vllm_plugin.errors import ModelRefusedError
 from ascend_vllm_plugin.patches import apply_patches
 from ascend_vllm_plugin.report import RoutingReports
@@ -18,17 +19,20 @@ class SimulatedAscendWorker(RoutingReports, CPUWorker):
     """Runs the model on the CPU with the attention backends of ascend-attn-backends."""
 
     def init_device(self) -> None:
-        """Build vLLM's CPU model runner, then apply the patches and compile our loops.
+        """Build vLLM's CPU model runner, then apply the patches.
 
         In this order: the runner's constructor places the kernels of the CPU itself, and the
-        patches finish what it leaves undone. No request waits for a compiler.
+        patches finish what it leaves undone. A process that only explains takes no steps; any other
+        one is made ready for them, so that no request waits for a compiler.
 
         Raises:
             ModelRefusedError: the model calls kernels that vLLM has not for this processor.
         """
         super().init_device()  # type: ignore[no-untyped-call]  # vLLM left it untyped
-        require_model_kernels(self.model_config.hf_config.model_type)
         logger.info("patches to vLLM in force: %s", ", ".join(apply_patches()) or "none")
+        if explaining():
+            return
+        require_model_kernels(self.model_config.hf_config.model_type)
         compiled = "compiled by numba" if compile_loops() else "left to torch: no numba"
         logger.info("decode and cache writes of the host provider: %s", compiled)
 
