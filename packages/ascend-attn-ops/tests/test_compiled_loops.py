@@ -308,6 +308,12 @@ def child(code: str, **environment: str) -> str:
     ).stdout.strip()  # fmt: skip
 
 
+def test_a_plan_begins_with_as_many_numbers_as_its_loop_skips() -> None:
+    from ascend_attn_ops.operators._shared.fused_infer import decode_kernel
+
+    assert len(compiled_decode.PLAN) == decode_kernel.HEAD
+
+
 def test_numba_is_imported_by_the_first_step_that_needs_it() -> None:
     code = (
         "import sys, ascend_attn_ops as ops; before = 'numba' in sys.modules; "

@@ -270,10 +270,11 @@ class Contract(Generic[A]):
     def lengths_hold(self, args: A, profile: HardwareProfile | None, *, host: bool) -> bool:
         """Whether the rules about lengths hold for arguments whose other rules do."""
         context = RuleContext(profile, self.limits)
-        for rule in self.length_rules:
-            if rule.concerns(profile, host=host) and rule.predicate(args, context) is not None:
-                return False
-        return True
+        return all(
+            rule.predicate(args, context) is None
+            for rule in self.length_rules
+            if rule.concerns(profile, host=host)
+        )
 
     def broken_values(self, args: A, profile: HardwareProfile | None) -> list[Refusal]:
         """Refusals of the value and format rules; the values of NPU tensors are copied first."""

@@ -110,9 +110,9 @@ def plain_message(error: BaseException) -> str:
     package meant as a message, such as an assertion of vLLM on a model that it cannot build, what
     it was and where to see more.
     """
-    details = getattr(error, "errors", None)
-    if callable(details):
-        return "\n".join(_cause(entry) for entry in details())
+    details = _details(error)
+    if details is not None:
+        return "\n".join(map(_cause, details))
     if isinstance(error, (OSError, ValueError, PluginError, NoBackendError)):
         return str(error)
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -121,16 +121,25 @@ def plain_message(error: BaseException) -> str:
 
 def refused_by_us(error: BaseException) -> bool:
     """Whether a rule of this package refused something, rather than that vLLM failed."""
-    details = getattr(error, "errors", None)
-    causes = [error]
-    if callable(details):
-        causes = [entry.get("ctx", {}).get("error") for entry in details()]
+    details = _details(error)
+    causes = [error] if details is None else [_raised(entry) for entry in details]
     return any(isinstance(cause, (PluginError, NoBackendError)) for cause in causes)
+
+
+def _details(error: BaseException) -> list[Mapping[str, Any]] | None:
+    """What pydantic found, of its errors."""
+    details = getattr(error, "errors", None)
+    return list(details()) if callable(details) else None
+
+
+def _raised(entry: Mapping[str, Any]) -> Any:
+    """The error that a check of vLLM or of this package raised, where it was one."""
+    return entry.get("ctx", {}).get("error")
 
 
 def _cause(entry: Mapping[str, Any]) -> str:
     """One of the errors that pydantic found."""
-    error = entry.get("ctx", {}).get("error")
+    error = _raised(entry)
     if error is not None:
         return str(error)
     place = ".".join(str(part) for part in entry["loc"])

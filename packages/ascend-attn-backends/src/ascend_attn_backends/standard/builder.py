@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 
-from ascend_attn_ops import CallSeries
+from ascend_attn_ops import CallSeries, StepCalls
 
 from ..batch import AttentionBatch
 from ..errors import AttentionBatchError
@@ -103,7 +103,7 @@ class AscendAttentionMetadataBuilder:
             "block_size": self.block_size,
             "max_query_len": max(map(sub, starts[1:], starts), default=0),
             "max_seq_len": max(keys, default=0),
-            "launches": self._launches(batch, starts, keys, table, rows),
+            "launches": _launches(batch, starts, keys, table, rows, self._series),
             "slot_mapping": batch.slot_mapping.clone(),
             "causal_template": self.masks.template(batch.device),
         }
@@ -123,31 +123,6 @@ class AscendAttentionMetadataBuilder:
             memory_format=torch.contiguous_format
         )
 
-    def _launches(
-        self,
-        batch: AttentionBatch,
-        starts: list[int],
-        keys: list[int],
-        table: torch.Tensor,
-        rows: Sequence[int] | None,
-    ) -> tuple[AttentionLaunch, ...]:
-        """One call, or two when causality differs between requests; none without tokens."""
-        if starts[-1] == 0 or rows == ():
-            return ()
-        causal = batch.host_causal()[: batch.num_reqs]
-        if len(set(causal)) == 1 and rows is None:
-            return (_whole_step(causal[0], starts, keys, table, self._series),)
-        rows = range(batch.num_reqs) if rows is None else rows
-        groups = {
-            kind: RequestGroup.from_starts(starts, [row for row in rows if causal[row] is kind])
-            for kind in (True, False)
-        }
-        return tuple(
-            _part_of_step(kind, group, keys, table)
-            for kind, group in groups.items()
-            if group.num_tokens
-        )
-
 
 def host_key_counts(batch: AttentionBatch) -> list[int]:
     """``[num_reqs]`` keys of each real request, at least 0, as host integers."""
@@ -161,11 +136,37 @@ def covered_starts(batch: AttentionBatch) -> list[int]:
     return repaired_on_host(starts, batch.num_tokens)
 
 
+def _launches(
+    batch: AttentionBatch,
+    starts: list[int],
+    keys: list[int],
+    table: torch.Tensor,
+    rows: Sequence[int] | None,
+    series: CallSeries,
+) -> tuple[AttentionLaunch, ...]:
+    """One call, or two when causality differs between requests; none without tokens."""
+    if starts[-1] == 0 or rows == ():
+        return ()
+    causal = batch.host_causal()[: batch.num_reqs]
+    if len(set(causal)) == 1 and rows is None:
+        return (_whole_step(causal[0], starts, keys, table, StepCalls(series)),)
+    rows = range(batch.num_reqs) if rows is None else rows
+    groups = {
+        kind: RequestGroup.from_starts(starts, [row for row in rows if causal[row] is kind])
+        for kind in (True, False)
+    }
+    return tuple(
+        _part_of_step(kind, group, keys, table)
+        for kind, group in groups.items()
+        if group.num_tokens
+    )
+
+
 def _whole_step(
-    causal: bool, starts: list[int], keys: list[int], table: torch.Tensor, series: CallSeries
+    causal: bool, starts: list[int], keys: list[int], table: torch.Tensor, calls: StepCalls
 ) -> AttentionLaunch:
     return AttentionLaunch(
-        series=series,
+        calls=calls,
         causal=causal,
         num_tokens=starts[-1],
         token_slice=slice(0, starts[-1]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ascend_attn_ops import CallSeries, StepCalls
+from ascend_attn_ops import StepCalls
 
 from ..open_tokens import StepTokens
 from .token_step import TokenStep
@@ -23,7 +23,6 @@ class AttentionLaunch(StepTokens):
         query_lens_cumulative: ``[num_rows]`` cumulative query lengths; the last is ``num_tokens``.
         seq_lens: ``[num_rows]`` keys of each request.
         block_table: ``[num_rows, max_blocks]`` int32, a copy that nobody else writes.
-        series: The calls of earlier steps.
         calls: Its operator calls so far; layers of one kind are checked and planned once.
     """
 
@@ -31,12 +30,7 @@ class AttentionLaunch(StepTokens):
     query_lens_cumulative: tuple[int, ...]
     seq_lens: tuple[int, ...]
     block_table: torch.Tensor
-    series: CallSeries = attrs.field(factory=CallSeries, repr=False)
-    calls: StepCalls = attrs.field(init=False, repr=False)
-
-    @calls.default
-    def _calls_of_this_step(self) -> StepCalls:
-        return StepCalls(self.series)
+    calls: StepCalls = attrs.field(factory=StepCalls, repr=False)
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -37,30 +37,9 @@ def loop(function: Function) -> Function:
 
 
 @loop
-def floats(address: Address) -> Floats:
-    """Memory as float32, from an address on."""
-    found: Floats = carray(address, _EVERYTHING, np.float32)
-    return found
-
-
-@loop
-def integers(address: Address) -> Integers:
-    """Memory as int64, from an address on."""
-    found: Integers = carray(address, _EVERYTHING, np.int64)
-    return found
-
-
-@loop
-def blocks(address: Address) -> Blocks:
-    """Memory as int32, from an address on."""
-    found: Blocks = carray(address, _EVERYTHING, np.int32)
-    return found
-
-
-@loop
-def octets(address: Address) -> Bytes:
-    """Memory as bytes, from an address on."""
-    found: Bytes = carray(address, _EVERYTHING, np.uint8)
+def memory(address: Address, dtype: Any) -> npt.NDArray[Any]:
+    """Memory from an address on, as elements of a dtype."""
+    found: npt.NDArray[Any] = carray(address, _EVERYTHING, dtype)
     return found
 
 

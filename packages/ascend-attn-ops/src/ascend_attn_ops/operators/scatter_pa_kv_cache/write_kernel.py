@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .._shared.numba_loops import Address, Bytes, Integers, integers, kernel, loop, octets
+import numpy as np
+
+from .._shared.numba_loops import Address, Bytes, Integers, kernel, loop, memory
 
 NOWHERE = -1
 
@@ -43,12 +45,13 @@ def _entry(
     slots: Address,
     plan: Address,
 ) -> int:
-    numbers, places = integers(plan), integers(slots)
+    numbers, places = memory(plan, np.int64), memory(slots, np.int64)
     tokens, end = numbers[0], numbers[1]
     wrong = beyond(places, tokens, end)
     if wrong == NOWHERE:
-        copy_rows(octets(key), octets(key_cache), places, tokens, numbers[2:])
-        copy_rows(octets(value), octets(value_cache), places, tokens, numbers[10:])
+        for number, rows, cache in ((2, key, key_cache), (10, value, value_cache)):
+            own, target = memory(rows, np.uint8), memory(cache, np.uint8)
+            copy_rows(own, target, places, tokens, numbers[number:])
     return wrong
 
 

@@ -115,13 +115,8 @@ class CompiledPlan:
         numbers, rows, known = self._numbers[:], len(self.requests), self.table
         size, capacity = numbers[_BLOCK_SIZE], table.shape[1] * numbers[_BLOCK_SIZE]
         alike = len(table) == len(known) and table.dtype == known.dtype and table.stride(1) == 1
-        if (
-            not alike
-            or len(lengths) != rows
-            or not few_products(numbers[1], self.value_size, lengths)
-        ):
-            return None
-        if not 0 < min(lengths) <= max(lengths) <= capacity:
+        fit = len(lengths) == rows and 0 < min(lengths) <= max(lengths) <= capacity
+        if not (alike and fit and few_products(numbers[1], self.value_size, lengths)):
             return None
         room = _room(max(lengths), size)
         numbers[_ROOM], numbers[_TABLE_ROW] = room, table.stride(0)

@@ -10,17 +10,7 @@ import math
 
 import numpy as np
 
-from ..numba_loops import (
-    Address,
-    Blocks,
-    Floats,
-    Integers,
-    blocks,
-    floats,
-    integers,
-    kernel,
-    loop,
-)
+from ..numba_loops import Address, Blocks, Floats, Integers, kernel, loop, memory
 
 HEAD = 24  # numbers of a plan before those of its rows
 NOWHERE = -1
@@ -90,10 +80,57 @@ def add_rows(out: Floats, weights: Floats, values: Floats, step: int, size: int)
 
 
 @loop
+def add_scores(
+    queries: Floats,
+    query_step: int,
+    keys: Floats,
+    key_step: int,
+    size: int,
+    scale: np.float32,
+    scores: Floats,
+    room: int,
+    group: int,
+    count: int,
+) -> None:
+    """Add scaled products of a group of queries [size] with the keys of a block to their scores.
+
+    Queries are ``query_step`` apart, keys ``key_step``, the scores of two queries ``room``.
+    """
+    together = count - count % 8
+    for token in range(0, together, 8):
+        for h in range(group):
+            query, eight = queries[h * query_step :], keys[token * key_step :]
+            add_dots(query, eight, key_step, size, scale, scores[h * room + token :])
+    for token in range(together, count):
+        for h in range(group):
+            product = dot(queries[h * query_step :], keys[token * key_step :], size)
+            scores[h * room + token] += product * scale
+
+
+@loop
+def add_values(
+    outs: Floats, weights: Floats, room: int, values: Floats, step: int, size: int,
+    group: int, count: int,
+) -> None:  # fmt: skip
+    """Add the values of a block, ``step`` apart, in their weights to a group of outputs [size]."""
+    together = count - count % 8
+    for token in range(0, together, 8):
+        for h in range(group):
+            out, own = outs[h * size : (h + 1) * size], weights[h * room + token :]
+            add_rows(out, own, values[token * step :], step, size)
+    for token in range(together, count):
+        value = values[token * step :]
+        for h in range(group):
+            weight = weights[h * room + token]
+            for i in range(size):
+                outs[h * size + i] += weight * value[i]
+
+
+@loop
 def softmax(scores: Floats, length: int) -> np.float32:
     """Turn scores into weights, in place; returns the natural log of the sum of their powers.
 
-    exp(x) is exp(x / 2**7) ** 2**7 by eleven terms of its series, in float64: the error is 3e-9
+    exp(x) is exp(x / 2**7) ** 2**7 by eleven terms of its series, in float64: the error is 6e-9
     of the value for every x from -88 on, and unlike a library's exp it is computed for several x
     at once.
     """
@@ -166,26 +203,15 @@ def attend_rows(
                 block, count = own[first // block_size], min(block_size, length - first)
                 keys = key[block * key_block + kv_head * key_head :]
                 ropes = key_rope[block * turned_block + kv_head * turned_head :]
-                together = count - count % 8
-                for token in range(0, together, 8):
-                    for h in range(group):
-                        scores = scratch[h * room + first + token :]
-                        add_dots(
-                            queries[h * query_head :], keys[token * key_token :],
-                            key_token, size, scale, scores,
-                        )  # fmt: skip
-                        if rope:
-                            add_dots(
-                                turned[h * rope_head :], ropes[token * turned_token :],
-                                turned_token, rope, scale, scores,
-                            )  # fmt: skip
-                for token in range(together, count):
-                    for h in range(group):
-                        total = dot(queries[h * query_head :], keys[token * key_token :], size)
-                        if rope:
-                            parts = turned[h * rope_head :], ropes[token * turned_token :]
-                            total += dot(parts[0], parts[1], rope)
-                        scratch[h * room + first + token] = total * scale
+                scores = scratch[first:]
+                add_scores(
+                    queries, query_head, keys, key_token, size, scale, scores, room, group, count
+                )
+                if rope:
+                    add_scores(
+                        turned, rope_head, ropes, turned_token, rope, scale, scores, room, group,
+                        count,
+                    )  # fmt: skip
             for h in range(group):
                 result = softmax(scratch[h * room :], length)
                 if with_lse:
@@ -194,20 +220,8 @@ def attend_rows(
             for first in range(0, length, block_size):
                 block, count = own[first // block_size], min(block_size, length - first)
                 values = value[block * value_block + kv_head * value_head :]
-                together = count - count % 8
-                for token in range(0, together, 8):
-                    for h in range(group):
-                        add_rows(
-                            outs[h * value_size : (h + 1) * value_size],
-                            scratch[h * room + first + token :],
-                            values[token * value_token :], value_token, value_size,
-                        )  # fmt: skip
-                for token in range(together, count):
-                    row_of_values = values[token * value_token :]
-                    for h in range(group):
-                        weight = scratch[h * room + first + token]
-                        for i in range(value_size):
-                            outs[h * value_size + i] += weight * row_of_values[i]
+                weights = scratch[first:]
+                add_values(outs, weights, room, values, value_token, value_size, group, count)
 
 
 @loop
@@ -236,12 +250,14 @@ def _entry(
     table: Address,
     plan: Address,
 ) -> int:
-    numbers, own = integers(plan), blocks(table)
+    numbers, own = memory(plan, np.int64), memory(table, np.int32)
     wrong = absent(own, numbers[23], numbers)
     if wrong == NOWHERE:
         attend_rows(
-            floats(query), floats(query_rope), floats(key), floats(key_rope), floats(value),
-            floats(out), floats(lse), floats(scratch), floats(scale)[0], own, numbers,
+            memory(query, np.float32), memory(query_rope, np.float32), memory(key, np.float32),
+            memory(key_rope, np.float32), memory(value, np.float32), memory(out, np.float32),
+            memory(lse, np.float32), memory(scratch, np.float32), memory(scale, np.float32)[0],
+            own, numbers,
         )  # fmt: skip
     return wrong
 
