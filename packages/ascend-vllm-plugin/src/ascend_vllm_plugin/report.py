@@ -47,15 +47,9 @@ class RoutingReport:
 
     vllm_config: Any
     model_runner: Any
-    refused: str | None = None
 
     def routing(self) -> str:
-        """The routing table as JSON, with the plans so far: `LLM.collective_rpc("routing")`.
-
-        In a process that explains, and was refused a layer: `{"refused": message}`.
-        """
-        if self.refused is not None:
-            return json.dumps({"refused": self.refused})
+        """The routing table as JSON, with the plans so far: `LLM.collective_rpc("routing")`."""
         return routing_table(self.vllm_config, self.model_runner.get_model()).to_json()
 
 
@@ -64,6 +58,13 @@ class RoutingReports(RoutingReport):
 
     rank: int
     _plans: PlanReports | None = None
+    _refused: str | None = None
+
+    def routing(self) -> str:
+        """The same; `{"refused": message}` in a process that explains and was refused a layer."""
+        if self._refused is not None:
+            return json.dumps({"refused": self._refused})
+        return super().routing()
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Load the model, then log the routing of its layers and write the routing file.
@@ -76,7 +77,7 @@ class RoutingReports(RoutingReport):
         except (NoBackendError, PluginError) as error:
             if not explaining():
                 raise
-            self.refused = str(error)
+            self._refused = str(error)
             return
         if self.rank == 0:
             table = report_routing(self.vllm_config, self.model_runner.get_model())
