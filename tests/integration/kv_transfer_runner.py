@@ -21,6 +21,7 @@ from typing import Any
 import engine_runner
 
 from ascend_attn_backends import transfer_listener
+from ascend_vllm_plugin.garbage import postponed
 
 
 class AttentionError(RuntimeError):
@@ -116,7 +117,8 @@ def main(job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     store, windows = Path(job["store"]), Windows()
     engine_runner.FAULTS["attention_fails"] = attention_fails_after(1)
-    from vllm import LLM
+    with postponed():
+        from vllm import LLM
 
     watch_connector(windows)
     connector = {

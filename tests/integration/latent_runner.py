@@ -30,6 +30,8 @@ import tiny_models
 from hf_check import judge
 from patch_probe import probe
 
+from ascend_vllm_plugin.garbage import postponed
+
 
 def watch_backends() -> None:
     """Count what our backends compute, layer by layer."""
@@ -90,9 +92,9 @@ def wait_without_spinning() -> None:
 @contextmanager
 def started(arguments: dict[str, Any]) -> Iterator[Any]:
     """An engine while the context lasts; another one may follow in this process."""
-    from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
-
+    with postponed():  # vLLM collects garbage a dozen times for an engine
+        from vllm import LLM
+        from vllm.distributed import cleanup_dist_env_and_memory
     llm = LLM(**arguments)
     try:
         yield llm
@@ -131,8 +133,9 @@ def reference(job: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any
 def main(job_file: str, result_file: str) -> None:
     """Run the job and write its result."""
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    watch_backends()
-    keep_stock_merges()
+    with postponed():
+        watch_backends()
+        keep_stock_merges()
     if "RANK" in os.environ:
         wait_without_spinning()
     engine_runner.FAULTS.update(latent_faults.FAULTS)

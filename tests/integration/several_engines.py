@@ -98,6 +98,12 @@ def run_on_ranks(engines: list[dict[str, Any]], folder: Path) -> None:
     for job, port in zip(engines, free_ports(len(engines)), strict=True):
         job["port"] = port
         job["engine"] |= {"distributed_executor_backend": "external_launcher", "seed": 0}
-    env = environment(True, VLLM_USE_V2_MODEL_RUNNER="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    variables = {
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Else each engine with tensor parallelism compiles the mask of its vocabulary for seconds.
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    env = environment(True, **variables)
     job = {"models": {}, "engines": engines, "reference": []}
     run_ranks("latent_runner.py", job, folder, env)

@@ -73,10 +73,10 @@ def is_flat(early: int, late: int) -> bool:
     return late <= max(early * FLAT_SHARE, early + FLAT_BYTES)
 
 
-def held(url: str) -> dict[str, float]:
-    """Requests and share of the KV cache that the server holds, by metric."""
+def held(metrics: str) -> dict[str, float]:
+    """Requests and share of the KV cache that a server holds, from what `/metrics` answers."""
     found = dict.fromkeys(_HELD, 0.0)
-    for family in text_string_to_metric_families(fetch(url + "/metrics")):
+    for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
             if sample.name in found:
                 found[sample.name] += sample.value
@@ -84,7 +84,7 @@ def held(url: str) -> dict[str, float]:
 
 
 def ended(metrics: str, reason: str) -> int:
-    """How many requests ended for a reason, from the text that `/metrics` answers."""
+    """How many requests ended for a reason, from what `/metrics` answers."""
     return sum(
         int(sample.value)
         for family in text_string_to_metric_families(metrics)
@@ -96,7 +96,11 @@ def ended(metrics: str, reason: str) -> int:
 
 def wait_until_free(url: str, seconds: float) -> dict[str, float]:
     """Wait until the server holds nothing; returns what it still holds, empty if nothing."""
-    return _wait(lambda: {name: value for name, value in held(url).items() if value}, seconds)
+
+    def left() -> dict[str, float]:
+        return {name: value for name, value in held(fetch(url + "/metrics")).items() if value}
+
+    return _wait(left, seconds)
 
 
 def wait_until_gone(group: int, seconds: float) -> list[int]:

@@ -17,6 +17,7 @@ from ascend_hwprofile import HwProfileError
 from ascend_vllm_plugin.compat import require_supported_vllm, v2_runner_requested
 from ascend_vllm_plugin.environment import operator_providers, request_simulation
 from ascend_vllm_plugin.errors import ModelRefusedError, PluginError
+from ascend_vllm_plugin.garbage import postponed
 from ascend_vllm_plugin.model_folder import require_model
 from ascend_vllm_plugin.modes import ask_for_mode
 from ascend_vllm_plugin.routing import FORMAT, read_routing
@@ -158,7 +159,8 @@ def _explain(given: argparse.Namespace, further: list[str]) -> int:
 
     explain.prepare_environment()
     try:
-        arguments = explain.engine_arguments(given.model, further)
+        with postponed():
+            arguments = explain.engine_arguments(given.model, further)
     except ValueError as error:  # no such model, or no such value of an option
         print(f"ascend-vllm: {explain.plain_message(error)}", file=sys.stderr)
         return USAGE

@@ -161,7 +161,10 @@ def configuration(arguments: EngineArgs) -> VllmConfig:
     arguments.load_format = LOAD_FORMAT
     arguments.skip_tokenizer_init = True
     arguments.kv_cache_memory_bytes = KV_CACHE_BYTES
-    return arguments.create_engine_config()
+    config = arguments.create_engine_config()
+    if config.parallel_config.world_size == 1:
+        config.parallel_config.distributed_executor_backend = "uni"  # no process for one rank
+    return config
 
 
 def _error_of_mode() -> type[SimulationUnavailableError | NpuUnavailableError]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ascend_vllm_plugin.doctor import PROBLEM, Finding, diagnose
 from ascend_vllm_plugin.errors import ModelRefusedError, PortInUseError
+from ascend_vllm_plugin.garbage import postponed
 from ascend_vllm_plugin.model_folder import require_readable_options
 from ascend_vllm_plugin.server_watch import name_server
 
@@ -52,10 +53,11 @@ def serve(arguments: Sequence[str]) -> None:
         PortInUseError: somebody listens there already, or this user may not.
         ModelRefusedError: `ascend-vllm explain` would refuse the model.
     """
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    with postponed():
+        from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
-    cli_env_setup()  # type: ignore[no-untyped-call]
-    parser, command = _vllm_serve()
+        cli_env_setup()  # type: ignore[no-untyped-call]
+        parser, command = _vllm_serve()
     parsed = parser.parse_args(["serve", *with_local_host(arguments)])
     require_readable_options(parsed)
     command.validate(parsed)
@@ -109,9 +111,10 @@ def check(arguments: Sequence[str]) -> int:
     from ascend_vllm_plugin import explain
 
     explain.prepare_environment()
-    from vllm import EngineArgs
+    with postponed():
+        from vllm import EngineArgs
 
-    parser, _ = _vllm_serve()
+        parser, _ = _vllm_serve()
     parsed = parser.parse_args(["serve", *arguments])
     parsed.model = parsed.model_tag or parsed.model  # as vLLM's command does when it runs
     try:
