@@ -218,8 +218,8 @@ def tests_integration(session: nox.Session) -> None:
     """What crosses packages: layer rules, real vLLM, the demo."""
     _install_stack(session)
     session.install(PARALLEL)
-    # Engines of one file share a process's fixtures, so a file stays with one worker; tests/conftest.py
-    # orders the files. A third of the time a test waits for processes, hence three workers.
+    # Engines of one file share a process's fixtures, so a file stays with one worker, and
+    # tests/conftest.py orders the files. Tests often wait for processes, hence three workers.
     together = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     session.run("pytest", "-q", *together, "tests", *session.posargs, env=TEST_ENVIRONMENT)
 
