@@ -43,7 +43,7 @@ class DemoCommand:
         return [sys.executable, str(HERE / self.runner), str(folder), mode, *arguments]
 
     def run(
-        self, folder: Path, mode: str, *arguments: str, seconds: float = 180
+        self, folder: Path, mode: str, *arguments: str, seconds: float = 900
     ) -> subprocess.CompletedProcess[str]:
         """Run it to its end, with tables so wide that no sentence in them is broken."""
         return subprocess.run(

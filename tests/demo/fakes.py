@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def fake_settings(
-    mode: str, folder: Path, *, port: int | None = None, ready: float = 20.0, grace: float = 5.0
+    mode: str, folder: Path, *, port: int | None = None, ready: float = 120.0, grace: float = 5.0
 ) -> ServerSettings:
     port = port or choose_port(None)
     return ServerSettings(
@@ -36,7 +36,7 @@ def pids_file(folder: Path) -> Path:
     return folder / "pids"
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -58,5 +58,5 @@ def runs(pid: int) -> bool:
         return False
 
 
-def all_gone(pids: list[int], seconds: float = 20.0) -> bool:
+def all_gone(pids: list[int], seconds: float = 120.0) -> bool:
     return wait_for(lambda: not any(runs(pid) for pid in pids), seconds)

@@ -89,7 +89,7 @@ def test_signals_while_starting_end_the_server(
     with DEMO.started(tmp_path, "hang") as process:
         pids = pids_of(tmp_path)
         process.send_signal(number)
-        assert process.wait(30) == code
+        assert process.wait(300) == code
     assert all_gone(pids)
     assert not work_of(tmp_path).exists()
     assert "the server was ended" in (tmp_path / "out").read_text()
@@ -110,7 +110,7 @@ def test_ctrl_c_in_a_terminal_group(tmp_path: Path) -> None:
         assert wait_for(lambda: "until Ctrl-C" in (tmp_path / "out").read_text(), 60)
         pids = pids_of(tmp_path)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
     assert all_gone(pids)
 
 
@@ -119,6 +119,6 @@ def test_keep_serving_tells_when_the_server_ends(tmp_path: Path) -> None:
         out = tmp_path / "out"
         assert wait_for(lambda: "until Ctrl-C" in out.read_text(), 60)
         os.kill(pids_of(tmp_path)[0], signal.SIGKILL)
-        assert process.wait(30) == 4
+        assert process.wait(300) == 4
     assert "the server ended with exit code 137" in out.read_text()
     assert all_gone(pids_of(tmp_path))

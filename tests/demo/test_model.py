@@ -210,7 +210,7 @@ def start_make(made: tuple[Path, ModelWheel], out: Path, pause: float) -> subpro
 
 def test_two_processes_make_it_once(made: tuple[Path, ModelWheel], tmp_path: Path) -> None:
     both = [start_make(made, tmp_path / "m", 0.05) for _ in range(2)]
-    said = sorted(process.communicate(timeout=60)[0].strip() for process in both)
+    said = sorted(process.communicate(timeout=300)[0].strip() for process in both)
     assert said == ["False", "True"]
     verify_model(tmp_path / "m")
 
@@ -248,7 +248,7 @@ def smollm2(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         [sys.executable, str(TOOLS / "smollm2.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env={**os.environ, **environment},
     )

@@ -74,7 +74,7 @@ def test_what_ignores_sigterm_is_killed(tmp_path: Path, mode: str) -> None:
 
 def test_a_stranger_survives(tmp_path: Path) -> None:
     """Only the server's own group is killed."""
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"])
     try:
         with serving(fake_settings("deaf", tmp_path, grace=1)):
             pass
@@ -125,7 +125,7 @@ def test_server_goes_however_its_owner_ends(tmp_path: Path, number: signal.Signa
         pids = pids_of(tmp_path)
         assert all(runs(pid) for pid in pids)
         owner.send_signal(number)
-        owner.wait(30)
+        owner.wait(300)
         assert all_gone(pids)
     finally:
         owner.kill()

@@ -87,7 +87,7 @@ def complete(port: int, prompt: list[int]) -> list[int]:
     """Tokens that the server answers to a prompt of tokens."""
     asked = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
     body = json.dumps({**asked, "model": "tiny", "detokenize": False, "ignore_eos": True})
-    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=300)) as connection:
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         text = answer.read().decode()

@@ -159,7 +159,7 @@ def test_the_module_prints_a_table(tmp_path):
         [sys.executable, "-m", "ascend_vllm_plugin", "routing", str(tmp_path / "routing.json")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     assert done.stdout == TABLE.render() + "\n"

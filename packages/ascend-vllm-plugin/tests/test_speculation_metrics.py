@@ -63,7 +63,7 @@ def test_another_process_is_read_and_tidies_up(folder):
     path = folder / "abcde.0.speculation"
     with drafting_process(path) as process:
         text = scrape(config())
-        process.communicate("end\n", timeout=60)
+        process.communicate("end\n", timeout=300)
     labels = '{engine="0",model_name="glm-5"}'
     assert f"ascend:spec_decode_num_late_drafts_total{labels} 3.0" in text
     assert f"ascend:spec_decode_num_ahead_drafts_total{labels} 0.0" in text
@@ -75,7 +75,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(folder):
     path = folder / "abcde.0.speculation"
     with drafting_process(path) as process:
         process.kill()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     assert path.exists()
     SpeculationCounters(folder / "other.0.speculation")
     assert not path.exists()
@@ -87,7 +87,7 @@ def test_what_a_living_process_counts_stays(folder):
     with drafting_process(path) as process:
         SpeculationCounters(folder / "other.0.speculation")
         assert path.exists()
-        process.communicate("end\n", timeout=60)
+        process.communicate("end\n", timeout=300)
 
 
 def test_engines_are_told_apart(folder):
@@ -145,5 +145,5 @@ def test_the_reader_removes_the_counters_of_its_engine_and_of_no_other(folder):
         assert not path.exists()
         assert other.exists()
         for one in (process, neighbour):
-            one.communicate("end\n", timeout=60)
+            one.communicate("end\n", timeout=300)
             assert one.returncode == 0
