@@ -63,14 +63,15 @@ def kill_group(group: int) -> None:
     they could not remove themselves, and ends.
     """
     for pid in group_members(group):
-        if not _is_resource_tracker(pid):
+        if not is_resource_tracker(pid):
             _kill(pid)
     wait_until(lambda: not group_members(group), LEFTOVER_SECONDS)
     for pid in group_members(group):
         _kill(pid)
 
 
-def _is_resource_tracker(pid: int) -> bool:
+def is_resource_tracker(pid: int) -> bool:
+    """Return whether a process is one that Python starts to remove shared memory at the end."""
     try:
         return any(
             "multiprocessing.resource_tracker" in word for word in psutil.Process(pid).cmdline()
