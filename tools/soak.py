@@ -36,6 +36,8 @@ DRAIN_SECONDS: Final = 60.0
 GUARD_SECONDS: Final = 2 * DRAIN_SECONDS
 """How long the guard leaves alone what a killed server leaves: the server itself is judged."""
 BLOCKS: Final = 128  # of 128 tokens: few, so that all were touched before memory is compared
+LENGTH: Final = 8192
+"""Beyond what the model was trained for: what it says does not matter, how long it takes does."""
 JUDGED_SECONDS: Final = 240.0
 """Shorter loads report memory and do not judge it: allocators and caches still fill. Nor must they
 have found a moment to kill a client early enough: tests run them on busy machines."""
@@ -75,7 +77,8 @@ def settings(port: int, profile: str, work: Path) -> ServerSettings:
         "--host": HOST,
         "--port": str(port),
         "--dtype": "float32",
-        "--max-model-len": "2048",
+        "--max-model-len": str(LENGTH),
+        "--hf-overrides": json.dumps({"max_position_embeddings": LENGTH}),
         "--max-num-seqs": "64",
         "--num-gpu-blocks-override": str(BLOCKS),
         "--distributed-executor-backend": "mp",  # a worker, with shared memory to leave behind

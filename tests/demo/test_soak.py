@@ -238,7 +238,7 @@ def test_streams_of_a_killed_client_are_freed_long_before_their_end() -> None:
     assert found.steps < 2000
     empty = attrs.evolve(found, cache=0.0)
     assert empty.problems() == [
-        "4 streams of a killed client held no KV cache before it was killed"
+        "2 streams of a killed client held no KV cache before it was killed"
     ]
 
 
@@ -274,9 +274,9 @@ def killed_at(begun: int, ran: int = killed_clients.STREAMS) -> killed_clients.K
 
 
 def test_streams_near_their_end_say_nothing() -> None:
-    assert killed_at(1900 - killed_clients.LEAST_UNREAD).judged
-    assert not killed_at(1900 - killed_clients.LEAST_UNREAD + 1).judged
-    assert not killed_at(10, ran=3).judged
+    assert killed_at(950).judged
+    assert not killed_at(951).judged
+    assert not killed_at(10, ran=1).judged
 
 
 @pytest.mark.parametrize(("seconds", "problems"), [(300.0, 1), (60.0, 0)])
@@ -290,7 +290,7 @@ def test_a_long_soak_must_have_judged_the_clients(seconds: float, problems: int)
 def test_control_a_server_that_keeps_them_is_found() -> None:
     with streams(aborts=False) as url:
         held, *_ = kill_clients(url, "fake", 0.5, tokens=1500).problems()
-    assert "the server holds {'vllm:num_requests_running': 4.0" in held
+    assert "the server holds {'vllm:num_requests_running': 2.0" in held
 
 
 def test_control_streams_that_end_by_themselves_do_not_pass_for_aborted() -> None:
@@ -298,7 +298,7 @@ def test_control_streams_that_end_by_themselves_do_not_pass_for_aborted() -> Non
         found = kill_clients(url, "fake", 120.0, tokens=600)
     assert found.left == {}
     ended, late = found.problems()
-    assert ended == "4 streams of a killed client: 4 ran to their end"
+    assert ended == "2 streams of a killed client: 2 ran to their end"
     assert found.steps >= found.unread
     assert f"freed after {found.steps} steps; with {found.unread} they end by themselves" in late
 
