@@ -310,12 +310,14 @@ def test_a_client_that_is_refused_is_told() -> None:
             kill_clients(f"http://127.0.0.1:{deaf.getsockname()[1]}", "fake", 1.0)
 
 
-@pytest.mark.parametrize(("mode", "left"), [("worker-goes", False), ("orphan", True)])
+@pytest.mark.parametrize(
+    ("mode", "left", "seconds"), [("worker-goes", False, 60.0), ("orphan", True, 8.0)]
+)
 def test_what_outlives_sigkill_is_found_before_the_guard_acts(
-    mode: str, left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, left: bool, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(soak, "DRAIN_SECONDS", 8.0)
-    settings = attrs.evolve(fake_settings(mode, tmp_path), leftover_seconds=16.0)
+    monkeypatch.setattr(soak, "DRAIN_SECONDS", seconds)
+    settings = attrs.evolve(fake_settings(mode, tmp_path), leftover_seconds=2 * seconds)
     found = soak.Findings()
     with serving(settings) as server:
         worker = pids_of(tmp_path)[1]

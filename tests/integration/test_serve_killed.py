@@ -47,7 +47,7 @@ OPTIONS = (
 MAIN = "import sys; from ascend_vllm_plugin import cli, serve; {}; sys.exit(cli.main())"
 NAMED, NAMELESS = "pass", "serve.name_server = lambda: None"
 READY_SECONDS = 600.0
-GONE_SECONDS = 60.0
+GONE_SECONDS = 180.0
 """An engine core has 10 s to end in good order, and its workers 10 s more."""
 STAYING_SECONDS = 30.0
 """So long nothing of the control may go."""
