@@ -48,6 +48,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     dflash2 = write_config(folder / "dflash2", draft_config(DFLASH2, [0, 1]))
     commands = {
         "strict": [str(glm), "--json", "--profile", "A5", *COMMON, *speculation(dflash2)],
+        "strict, a process for its rank": [
+            *(str(glm), "--json", "--profile", "A5", *COMMON, *speculation(dflash2)),
+            *("--distributed-executor-backend", "mp"),
+        ],
         "not eager": [str(glm), "--json", "--max-model-len", "512", *speculation(dflash2)],
         "text": [str(qwen3), "--profile", "Ascend910B3", *COMMON, *speculation(dflash)],
         "fp8": [str(glm), *COMMON, "--kv-cache-dtype", "fp8"],
@@ -106,6 +110,10 @@ def test_target_indexer_and_draft_are_explained(said: dict[str, Any]) -> None:
     assert found.plans is not None
     assert (found.plans.per_step, found.plans.layers, found.plans.builds) == (1, LAYERS, 0)
     assert {term.state for term in row(found, "draft, full attention").gate} == {"holds"}
+
+
+def test_one_rank_is_explained_alike_wherever_it_would_run(said: dict[str, Any]) -> None:
+    assert table(said, "strict, a process for its rank") == table(said, "strict")
 
 
 def test_a_broken_term_sends_the_draft_to_the_table(said: dict[str, Any]) -> None:
