@@ -37,7 +37,7 @@ NEEDS = {
 }
 COVERED = ("ascend-hwprofile",)  # its coverage has a floor, see its pyproject.toml
 RUFF, MYPY = "ruff==0.17.6", "mypy==2.4.1"
-PARALLEL = "pytest-xdist>=3.6"  # two workers: CI has two cores
+PARALLEL = "pytest-xdist>=3.6"  # mostly two workers: CI has two cores
 # What the tests of the NPU path need beside the emulator: Unicorn runs its aarch64 code.
 NPU_TESTS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.112", PARALLEL, "unicorn>=2.1")
 EMULATED = ("A2", "A3", "A5")

@@ -27,7 +27,7 @@ from ascend_demo.launch import check_environment, routing_file, simulation
 from ascend_demo.progress import print_error
 from ascend_demo.server import HOST, RunningServer, ServerSettings, choose_port, serving
 from ascend_soak import watch
-from ascend_soak.killed_clients import KilledClients, kill_clients
+from ascend_soak.killed_clients import kill_clients
 from ascend_soak.load import Load, Tally, run_load
 
 MODEL: Final = Path(__file__).parent.parent / "assets" / "tiny_glm"
@@ -39,8 +39,7 @@ BLOCKS: Final = 128  # of 128 tokens: few, so that all were touched before memor
 LENGTH: Final = 8192
 """Beyond what the model was trained for: what it says does not matter, how long it takes does."""
 JUDGED_SECONDS: Final = 240.0
-"""Shorter loads report memory and do not judge it: allocators and caches still fill. Nor must they
-have found a moment to kill a client early enough: tests run them on busy machines."""
+"""Shorter loads report memory and do not judge it: allocators and caches still fill."""
 EPILOG: Final = """\
 examples:
   nox -s soak                              five minutes, 64 clients
@@ -103,7 +102,9 @@ def soak(server: RunningServer, load: Load, found: Findings, tell: Callable[...,
     _judge(tally, found)
     found.require(not left, f"after {DRAIN_SECONDS:.0f} s without clients the server holds {left}")
     found.require(server.ended() is None, "the server ended under load")
-    note_killed_clients(kill_clients(server.url, NAME, DRAIN_SECONDS), load.seconds, found)
+    killed = kill_clients(server.url, NAME, DRAIN_SECONDS)
+    found.numbers |= killed.numbers()
+    found.problems += killed.problems()
     sides = watch.growth(samples)
     if sides is not None:
         early, late = sides
@@ -113,17 +114,6 @@ def soak(server: RunningServer, load: Load, found: Findings, tell: Callable[...,
             load.seconds < JUDGED_SECONDS or watch.is_flat(early, late),
             f"memory grew from {early >> 20} to {late >> 20} MiB",
         )
-
-
-def note_killed_clients(killed: KilledClients, seconds: float, found: Findings) -> None:
-    """Note what happened to the streams of a client that was killed after a load of `seconds`."""
-    found.numbers |= killed.numbers()
-    found.problems += killed.problems()
-    found.require(
-        killed.judged or seconds < JUDGED_SECONDS,
-        f"{killed.streams} streams of a killed client: {killed.ran} ran when it was killed, "
-        f"{killed.unread} steps before their end; the machine is too busy to tell more",
-    )
 
 
 def _judge(tally: Tally, found: Findings) -> None:

@@ -19,8 +19,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ascend_vllm_plugin.garbage import postponed
-
 HALF = "float16"
 
 
@@ -59,8 +57,7 @@ def without(fault: str | None) -> Iterator[None]:
 
 def configuration(case: dict[str, Any], *, speculate: bool) -> Any:
     """The engine's configuration, as vLLM's server would make it."""
-    with postponed():
-        from vllm import EngineArgs
+    from vllm import EngineArgs
 
     arguments = {
         "model": case["target"],

@@ -2,12 +2,13 @@
 
 Nobody watches over these servers: they are started as a user starts them, and the tests look. The
 control is the same server without a name for its processes to miss; it stays, and the test ends it.
-That a server starts again on the port of a killed one is part of the soak.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,10 +48,8 @@ OPTIONS = (
 MAIN = "import sys; from ascend_vllm_plugin import cli, serve; {}; sys.exit(cli.main())"
 NAMED, NAMELESS = "pass", "serve.name_server = lambda: None"
 READY_SECONDS = 600.0
-GONE_SECONDS = 180.0
+GONE_SECONDS = 60.0
 """An engine core has 10 s to end in good order, and its workers 10 s more."""
-STAYING_SECONDS = 30.0
-"""So long nothing of the control may go."""
 
 
 @attrs.frozen
@@ -146,7 +145,7 @@ def completion(port: int, tokens: int) -> Iterator[HTTPConnection]:
         yield connection
 
 
-def kill_and_look(server: Server, seconds: float = GONE_SECONDS) -> Remains:
+def kill_and_look(server: Server) -> Remains:
     """Kill a server and wait for all that it had to go away."""
     family = server.family()
     names = {one.pid: name for one, name in family.items()}
@@ -161,21 +160,19 @@ def kill_and_look(server: Server, seconds: float = GONE_SECONDS) -> Remains:
     def stale() -> list[str]:
         return sorted(str(path) for path in shared if path.exists())
 
-    wait_for(lambda: not (left() or stale() or server.counters()), seconds)
+    wait_for(lambda: not (left() or stale() or server.counters()), GONE_SECONDS)
     return Remains(
         list(names.values()), len(shared), len(counters), left(), stale(), server.counters()
     )
 
 
-def killed_in_the_middle(
-    folder: Path, port: int, change: str = NAMED, seconds: float = GONE_SECONDS
-) -> Remains:
+def killed_in_the_middle(folder: Path, port: int, change: str = NAMED) -> Remains:
     """Kill a server that streams an answer."""
     with started(folder, port, change) as server:
         assert wait_for(server.is_ready, READY_SECONDS)
         with completion(port, 1900) as connection:
             assert connection.getresponse().readline().startswith(b"data: ")
-            return kill_and_look(server, seconds)
+            return kill_and_look(server)
 
 
 def killed_while_loading(folder: Path, port: int) -> Remains:
@@ -187,47 +184,72 @@ def killed_while_loading(folder: Path, port: int) -> Remains:
         return kill_and_look(server)
 
 
+@attrs.frozen
+class Outcome:
+    """What three servers left, and what one after them did."""
+
+    remains: dict[str, Remains]
+    answer: bytes
+    left_after_sigterm: list[int]
+
+
+def serve_again(folder: Path, port: int) -> tuple[bytes, list[int]]:
+    """An answer of a server on a port, and its processes that outlived SIGTERM."""
+    with started(folder, port) as server:
+        assert wait_for(server.is_ready, READY_SECONDS)
+        with completion(port, 3) as connection:
+            answer = connection.getresponse().read()
+        os.kill(server.process.pid, signal.SIGTERM)
+        server.process.wait(READY_SECONDS)
+        return answer, watch.wait_until_gone(server.process.pid, GONE_SECONDS)
+
+
+def killed_and_served_again(folder: Path, port: int) -> tuple[Remains, bytes, list[int]]:
+    """What one server leaves, and what the next one on its port does."""
+    return killed_in_the_middle(folder / "middle", port), *serve_again(folder / "again", port)
+
+
 @pytest.fixture(scope="module")
-def remains(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Remains]:
-    """What three servers left."""
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     folder = tmp_path_factory.mktemp("killed")
-    ports = free_ports(3)
+    first, second, third = free_ports(3)
     with ThreadPoolExecutor(max_workers=3) as pool:
-        running = {
-            "middle": pool.submit(killed_in_the_middle, folder / "middle", ports[0]),
-            "loading": pool.submit(killed_while_loading, folder / "loading", ports[1]),
-            "control": pool.submit(
-                killed_in_the_middle, folder / "control", ports[2], NAMELESS, STAYING_SECONDS
-            ),
-        }
-        return {name: one.result() for name, one in running.items()}
+        served = pool.submit(killed_and_served_again, folder, first)
+        loading = pool.submit(killed_while_loading, folder / "loading", second)
+        control = pool.submit(killed_in_the_middle, folder / "control", third, NAMELESS)
+        middle, answer, left = served.result()
+        remains = {"middle": middle, "loading": loading.result(), "control": control.result()}
+    return Outcome(remains, answer, left)
 
 
 @pytest.mark.parametrize("name", ["middle", "loading"])
-def test_no_process_outlives_the_server(name: str, remains: dict[str, Remains]) -> None:
-    found = remains[name]
+def test_no_process_outlives_the_server(name: str, outcome: Outcome) -> None:
+    found = outcome.remains[name]
     assert any("EngineCore" in one for one in found.names)
     assert found.processes_left == []
 
 
 @pytest.mark.parametrize("name", ["middle", "loading"])
-def test_no_shared_memory_and_no_counters_outlive_the_server(
-    name: str, remains: dict[str, Remains]
-) -> None:
-    found = remains[name]
+def test_no_shared_memory_and_no_counters_outlive_the_server(name: str, outcome: Outcome) -> None:
+    found = outcome.remains[name]
     assert found.shared_left == []
     assert found.counters_left == []
 
 
-def test_the_server_had_a_worker_shared_memory_and_counters(remains: dict[str, Remains]) -> None:
-    found = remains["middle"]
+def test_the_server_had_a_worker_shared_memory_and_counters(outcome: Outcome) -> None:
+    found = outcome.remains["middle"]
     assert any("Worker" in one for one in found.names)
     assert found.shared > 0
     assert found.counters == 1
 
 
-def test_control_without_a_name_the_engine_and_its_memory_stay(remains: dict[str, Remains]) -> None:
-    found = remains["control"]
+def test_control_without_a_name_the_engine_and_its_memory_stay(outcome: Outcome) -> None:
+    found = outcome.remains["control"]
     assert any("EngineCore" in one for one in found.processes_left)
     assert len(found.shared_left) > 0
     assert len(found.counters_left) == 1
+
+
+def test_a_second_server_answers_on_the_same_port(outcome: Outcome) -> None:
+    assert outcome.answer.rstrip().endswith(b"[DONE]")
+    assert outcome.left_after_sigterm == []

@@ -23,10 +23,10 @@ from ascend_soak import streams, watch
 
 STREAMS: Final = 2
 TOKENS: Final = 7500
-"""As many as the KV cache of the soak has room for: a busy server takes hundreds of steps until it
-misses a client, and a client on a busy machine has read little when its streams are far."""
+"""As many as the KV cache of the soak has room for: on a busy machine an engine is thousands of
+tokens ahead of what a client has read."""
 ATTEMPTS: Final = 3
-"""For a client that was killed late all the same."""
+"""Clients that are killed at most, when one was killed too late to show an abort."""
 _RUNNING: Final = "vllm:num_requests_running"
 _CACHE: Final = "vllm:kv_cache_usage_perc"
 
@@ -43,7 +43,7 @@ class KilledClients:
         begun: steps that the engine had taken for them just before.
         left: what the server held when the wait was over, by metric; empty if nothing.
         seconds: from the kill until the server held nothing, or until the wait was over.
-        steps: that the engine took afterwards; without an abort they take at least `unread`.
+        steps: that the engine took for them; as many as `tokens` end them without an abort.
         finished: how many ran to their end.
         aborted: how many vLLM counts as aborted (none in 0.30).
     """
@@ -60,25 +60,20 @@ class KilledClients:
     aborted: int
 
     @property
-    def judged(self) -> bool:
-        """Whether the client was killed early enough to tell an abort from an end."""
-        return self.ran == self.streams and self.begun <= self.tokens / 2
-
-    @property
-    def unread(self) -> int:
-        """Steps that the last of them still needed, at least: each gives it one token."""
-        return self.tokens - self.begun
+    def late(self) -> bool:
+        """Whether they had ended, or used up the steps that are allowed, before the kill."""
+        return self.ran < self.streams or self.begun > self.tokens / 2
 
     def problems(self) -> list[str]:
         """What does not hold, one line each."""
         told = f"{self.streams} streams of a killed client"
-        late = not self.judged
         checks = {
+            f"{told}: {self.ran} ran when it was killed": self.ran == self.streams,
+            f"{told} held no KV cache before it was killed": self.cache > 0,
             f"{told}: after {self.seconds:.0f} s the server holds {self.left}": not self.left,
-            f"{told} held no KV cache before it was killed": late or self.cache > 0,
-            f"{told}: {self.finished} ran to their end": late or self.finished == 0,
-            f"{told} were freed after {self.steps} steps; with {self.unread} they end by "
-            "themselves": late or self.steps < self.unread,
+            f"{told}: {self.finished} ran to their end": self.finished == 0,
+            f"{told} were freed after {self.steps} steps; allowed is half of {self.tokens}, "
+            "with which they end by themselves": self.steps <= self.tokens / 2,
         }
         return [problem for problem, holds in checks.items() if not holds]
 
@@ -87,8 +82,6 @@ class KilledClients:
         return {
             "killed_streams": self.streams,
             "killed_streams_tokens": self.tokens,
-            "killed_streams_judged": self.judged,
-            "killed_streams_unread": self.unread,
             "killed_streams_steps": self.steps,
             "killed_streams_cache": round(self.cache, 4),
             "killed_streams_freed_seconds": round(self.seconds, 2),
@@ -97,9 +90,7 @@ class KilledClients:
 
 
 def kill_clients(url: str, model: str, seconds: float, tokens: int = TOKENS) -> KilledClients:
-    """Kill a client of an idle server, and wait until the server holds nothing.
-
-    Again, `ATTEMPTS` times at most, when the client was killed too late.
+    """Kill a client of an idle server in time, and wait until the server holds nothing.
 
     Args:
         url: base address of the server.
@@ -112,13 +103,13 @@ def kill_clients(url: str, model: str, seconds: float, tokens: int = TOKENS) -> 
         OSError: the server does not answer.
     """
     for _ in range(ATTEMPTS):
-        found = _kill_clients(url, model, seconds, tokens)
-        if found.judged:
+        found = _kill_client(url, model, seconds, tokens)
+        if found.left or not found.late:
             break
     return found
 
 
-def _kill_clients(url: str, model: str, seconds: float, tokens: int) -> KilledClients:
+def _kill_client(url: str, model: str, seconds: float, tokens: int) -> KilledClients:
     before = fetch(url + "/metrics")
     with _streaming(url, model, tokens) as client:
         middle = fetch(url + "/metrics")
@@ -128,16 +119,16 @@ def _kill_clients(url: str, model: str, seconds: float, tokens: int) -> KilledCl
     freed, after = time.monotonic() - killed, fetch(url + "/metrics")
     reasons = ("length", "abort")
     ended = [watch.ended(after, reason) - watch.ended(before, reason) for reason in reasons]
-    held, begun = watch.held(middle), parse_steps(middle)
+    held, earlier = watch.held(middle), parse_steps(before)
     return KilledClients(
         streams=STREAMS,
         tokens=tokens,
         ran=int(held[_RUNNING]),
         cache=held[_CACHE],
-        begun=begun - parse_steps(before),
+        begun=parse_steps(middle) - earlier,
         left=left,
         seconds=freed,
-        steps=parse_steps(after) - begun,
+        steps=parse_steps(after) - earlier,
         finished=ended[0],
         aborted=ended[1],
     )
