@@ -108,10 +108,13 @@ def listeners(port: int) -> set[str]:
     return found
 
 
-def has_plans(folder: Path) -> bool:
-    """Whether the routing file of a running server counts plans."""
+def plans_are_whole(folder: Path) -> bool:
+    """Whether the plans in the routing file of a running server end with a whole draft step.
+
+    They are written beside the engine: those of a step that runs may be built and not yet reused.
+    """
     plans = read_routing(folder / "routing.json").plans
-    return plans is None or plans.builds > 0
+    return plans is None or 0 < plans.builds * (plans.layers - plans.per_step) == plans.hits
 
 
 def ask(wanted: ServerSettings) -> Outcome:
@@ -124,7 +127,7 @@ def ask(wanted: ServerSettings) -> Outcome:
     with serving(wanted):
         answers = [complete(wanted.port, PROMPT) for _ in range(2)]
         metrics, found = fetch(f"{wanted.url}/metrics"), listeners(wanted.port)
-        wait_for(lambda: has_plans(folder), seconds=60 * SECONDS)
+        wait_for(lambda: plans_are_whole(folder), seconds=60 * SECONDS)
         before = counters()
     log = wanted.log.read_text(encoding="utf-8", errors="replace")
     table = read_routing(folder / "routing.json")
