@@ -37,13 +37,13 @@ def third_draft_wrong_on_v2() -> Repair:
     from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
     def make(original: Any) -> Any:
-        def sample(self: Any, *args: Any) -> None:
-            original(self, *args)
+        def generate(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
             self.draft_tokens[:, 2] += 1
 
-        return sample
+        return generate
 
-    return _replace(DFlash2Speculator, "_sample_path", make)
+    return _replace(DFlash2Speculator, "_generate_draft", make)
 
 
 def rejected_drafts_kept() -> Repair:

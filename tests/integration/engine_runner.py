@@ -116,8 +116,9 @@ def accept_every_draft() -> Callable[[], None]:
     original = dispatcher.kernel
 
     def accept(**arguments: Any) -> None:
-        arguments["target_argmax"] = arguments["draft_token_ids"]
-        original.func(**arguments)
+        given = {name.removesuffix("_ptr"): name for name in arguments}  # as its Triton kernel's
+        arguments[given["target_argmax"]] = arguments[given["draft_token_ids"]]
+        original[None](**arguments)
 
     # The dispatcher binds by the parameter names of the kernel that it has launched before.
     dispatcher.kernel = LaunchableFunction(accept)

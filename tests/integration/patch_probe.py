@@ -1,7 +1,8 @@
 """Call vLLM's kernel dispatchers: `patch_probe.py JOB_FILE RESULT_FILE`.
 
 The job is JSON: `patch` says whether our patches are applied after vLLM has set up its CPU
-model runner. The result has, for each dispatcher, what it computed or the error it raised.
+model runner. The result has, for each dispatcher, what it computed or the error it raised, and
+how vLLM came by its kernels for CPUs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -155,20 +157,39 @@ def probe(call: Callable[[], Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+def place_cpu_kernels(*, patch: bool) -> dict[str, Any]:
+    """Have vLLM place its CPU kernels, beside llvmlite, too; how that went.
+
+    The runner does it in vLLM 0.30. Since 0.31 the platform does, which searches all modules for
+    them; a platform that stops at llvmlite's has placed them before.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    from ascend_vllm_plugin.simulated_platform import SimulatedAscendPlatform
+
+    platform: Any = SimulatedAscendPlatform if patch else CpuPlatform
+    if not hasattr(CpuPlatform, "register_triton_kernel_overrides"):
+        CPUModelRunner._postprocess_triton(None)  # type: ignore[arg-type]  # it uses no runner
+        return {"value": "vLLM places them without a search"}
+    if not patch:
+        platform.register_triton_kernel_overrides()
+    import_module("llvmlite.binding")
+    return probe(platform.register_triton_kernel_overrides)
+
+
 def main(job_file: str, result_file: str) -> None:
     """Run the job and write its result."""
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-
-    # vLLM places its CPU kernels here; the method makes no use of the runner itself.
-    CPUModelRunner._postprocess_triton(None)  # type: ignore[arg-type]
+    placed = place_cpu_kernels(patch=job["patch"])
     applied: list[str] = []
     if job["patch"]:
         from ascend_vllm_plugin.patches import apply_patches
 
         applied = list(apply_patches())
         assert tuple(applied) == apply_patches(), "applying twice is as applying once"
-    result = {"applied": applied, "probes": {name: probe(call) for name, call in PROBES.items()}}
+    probes = {name: probe(call) for name, call in PROBES.items()}
+    result = {"placed": placed, "applied": applied, "probes": probes}
     Path(result_file).write_text(json.dumps(result), encoding="utf-8")
 
 

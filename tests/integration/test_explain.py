@@ -18,6 +18,7 @@ from draft_models import (
 )
 from engines import environment, run_script
 
+from ascend_vllm_plugin.compat import installed_vllm
 from ascend_vllm_plugin.routing import RoutingRow, RoutingTable, parse_routing
 
 pytestmark = pytest.mark.engine
@@ -128,7 +129,7 @@ def test_a_broken_term_sends_the_draft_to_the_table(said: dict[str, Any]) -> Non
 def test_the_text_says_why(said: dict[str, Any]) -> None:
     assert said["text"]["code"] == 0, said["text"]["err"]
     lines = said["text"]["out"].splitlines()
-    assert lines[0] == "Ascend attention routing (simulated Ascend910B3, vLLM 0.30.0)"
+    assert lines[0] == f"Ascend attention routing (simulated Ascend910B3, vLLM {installed_vllm()})"
     start = next(i for i, line in enumerate(lines) if line.startswith("draft, full attention"))
     draft = lines[start:]
     assert "2 layers -> standard" in draft[0]

@@ -28,6 +28,7 @@ from ascend_specdecode import (
     apply_top_p,
     rejection_sample_with,
 )
+from ascend_vllm_plugin.patches.kernel_dispatchers import LaunchableFunction
 
 VOCABULARY = 97
 PROMPT, OUTPUT = [3, 5, 5, 11], [7, 3, 7, 20]
@@ -130,8 +131,8 @@ def test_of_equal_logits_at_the_border_as_many_are_cut_as_in_vllm() -> None:
 
 
 KERNELS = {
-    "_rejection_random_sample": "rejection_random_sample_kernel",
-    "_sample_recovered_tokens": "sample_recovered_tokens_kernel",
+    "_rejection_random_sample": "_rejection_random_sample_kernel_impl",
+    "_sample_recovered_tokens": "_sample_recovered_tokens_kernel_impl",
 }
 
 
@@ -140,20 +141,11 @@ def vllm_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """vLLM's own C++ kernels behind its dispatchers, as its set-up for CPUs intends."""
     dispatchers = [getattr(vllm_sampler, name) for name in KERNELS]
     for dispatcher, kernel in zip(dispatchers, KERNELS.values(), strict=True):
-        wrapped = _Launchable(getattr(cpu_kernels, kernel))
-        monkeypatch.setattr(dispatcher, "kernel", wrapped)
+        monkeypatch.setattr(dispatcher, "kernel", LaunchableFunction(getattr(cpu_kernels, kernel)))
         vars(dispatcher).pop("_kernel_arg_names", None)
     yield
     for dispatcher in dispatchers:
         vars(dispatcher).pop("_kernel_arg_names", None)
-
-
-class _Launchable:
-    def __init__(self, wrapper: Any) -> None:
-        self.func = wrapper.func
-
-    def __getitem__(self, grid: object) -> Any:
-        return self.func
 
 
 @attrs.frozen(eq=False)

@@ -11,6 +11,8 @@ import pytest
 from engines import environment, run_python
 from tiny_models import make_mla_config
 
+from ascend_vllm_plugin.compat import installed_vllm
+
 pytestmark = pytest.mark.engine
 
 QUICK = """
@@ -124,7 +126,7 @@ def test_a_second_platform_plugin_is_kept_out_as_the_message_says(
             "EnvironmentVariableError: environment variable ASCEND_VLLM_SIMULATE='yes': "
             "allowed is 1 (simulate) or 0 (do nothing)",
         ),
-        ("unsupported vLLM", "UnsupportedVllmError: vLLM 0.30.0 is installed"),
+        ("unsupported vLLM", f"UnsupportedVllmError: vLLM {installed_vllm()} is installed"),
         (
             "second plugin",
             "PlatformConflictError: two platform plugins want this vLLM: this one and ascend "

@@ -19,18 +19,24 @@ from patch_probe import probe
 BATCH, STEPS, TOP_K = 5, 4, 8
 
 
-def refused_by_v1() -> list[str]:
-    """Features that vLLM's V1 runner has not, of an engine with a DFlash2 draft."""
+def refused_by_v1(architecture: str = "DFlash2DraftModel") -> list[str]:
+    """Features that vLLM's V1 runner has not, of an engine with a draft that chooses."""
     from vllm.config import VllmConfig
 
+    draft = SimpleNamespace(architectures=[architecture])
     config: Any = SimpleNamespace(
         parallel_config=SimpleNamespace(
-            prefill_context_parallel_size=1, enable_batch_sharded_sampling=False
+            prefill_context_parallel_size=1,
+            pipeline_parallel_size=1,
+            enable_batch_sharded_sampling=False,
         ),
-        speculative_config=SimpleNamespace(method="dflash", enable_adaptive_verification=False),
+        speculative_config=SimpleNamespace(
+            method="dflash", enable_adaptive_verification=False, draft_model_config=draft
+        ),
         model_config=None,
         _dflash_needs_multi_kv_group=lambda: False,
         _is_dflash2_draft=lambda: True,
+        _is_dflash_candidate_draft=lambda: True,
     )
     return VllmConfig._get_v1_model_runner_unsupported_features(config)
 
@@ -80,6 +86,7 @@ def main(job_file: str, result_file: str) -> None:
         dflash2_on_v1.allow_configuration()
         assert interpreter_masks.apply()
     result["patched"], result["kernel"] = probe(refused_by_v1), probe(kernel_tokens)
+    result["another"] = probe(lambda: refused_by_v1("LiLiCorrDraftModel"))
     candidates, scores = candidates_and_scores()
     result["walk"] = dflash2_on_v1.walk(candidates, scores, dflash2_on_v1.best)[0].tolist()
     Path(result_file).write_text(json.dumps(result), encoding="utf-8")

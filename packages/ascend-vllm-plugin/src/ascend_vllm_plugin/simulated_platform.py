@@ -10,7 +10,7 @@ from vllm.platforms.interface import PlatformEnum
 from ascend_vllm_plugin import compat, selection
 from ascend_vllm_plugin.environment import pin_profile
 from ascend_vllm_plugin.latent_settings import latent_settings_kept
-from ascend_vllm_plugin.patches import dflash2_on_v1
+from ascend_vllm_plugin.patches import dflash2_on_v1, kernel_scan
 from ascend_vllm_plugin.platform_steps import prepare_configuration, take_worker
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ class SimulatedAscendPlatform(CpuPlatform):
         take_worker(vllm_config, WORKER)
         with latent_settings_kept(vllm_config):
             super().check_and_update_config(vllm_config)
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """Replace Triton kernels by C++ ones, as vLLM's platforms do since 0.31 in every worker."""
+        kernel_scan.apply()
+        super().register_triton_kernel_overrides()  # type: ignore[misc]  # 0.30 never asks
 
     @classmethod
     def get_attn_backend_cls(

@@ -44,6 +44,6 @@ class AdaptedBackend(AttentionBackend):
         return cls.builder_class
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: object = None) -> list[int | MultipleOf]:
         """Tokens per block (op-plugin docs npu_fused_infer_attention_score: multiples of 16)."""
         return [MultipleOf(16)]

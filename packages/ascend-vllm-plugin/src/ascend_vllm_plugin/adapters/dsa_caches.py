@@ -73,7 +73,7 @@ class DSABackend(LatentBackend):
         raise NotImplementedError("DeepSeek-V4 has an attention layer of its own")
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: object = None) -> list[int | MultipleOf]:
         """Blocks are read as they are."""
         return [MultipleOf(1)]
 

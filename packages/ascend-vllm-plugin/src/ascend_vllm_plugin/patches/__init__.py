@@ -18,6 +18,8 @@ from packaging.specifiers import SpecifierSet
 from ascend_vllm_plugin.compat import require_supported_vllm
 
 ONLY_0_30 = SpecifierSet(">=0.30,<0.31")
+BOTH = SpecifierSet(">=0.30,<0.32")
+SINCE_0_31 = SpecifierSet(">=0.31,<0.32")
 """The versions that a change was tried with, and needed by; no other is supported so far."""
 
 
@@ -33,7 +35,7 @@ class Patch:
 
     name: str
     reason: str
-    versions: SpecifierSet = ONLY_0_30
+    versions: SpecifierSet = BOTH
 
     def apply(self) -> bool:
         """Make the change; twice is the same as once. False when this process does not need it."""
@@ -42,9 +44,15 @@ class Patch:
 
 PATCHES = (
     Patch(
+        name="kernel_scan",
+        reason="the search for kernels to replace ends at llvmlite's library: '_lib_fn_wrapper' "
+        "object has no attribute 'get'",
+        versions=SINCE_0_31,
+    ),
+    Patch(
         name="kernel_dispatchers",
-        reason="speculative decoding on a CPU without Triton fails: Cannot inspect kernel "
-        "parameters",
+        reason="speculative decoding on a CPU without Triton fails (Cannot inspect kernel "
+        "parameters), and the parameters of sampling are lost",
     ),
     Patch(
         name="rotary_embedding",

@@ -1,6 +1,6 @@
 """DFlash2 drafts on the V1 model runner.
 
-vLLM 0.30 refuses them there: `DFlashProposer`, the V1 drafter, would take the best token of every
+vLLM refuses them there: `DFlashProposer`, the V1 drafter, would take the best token of every
 position on its own, and a DFlash2 draft is trained to have its candidates scored in pairs. The
 scoring is part of the draft model (`CandidateSelector`); what V1 lacks is the walk along the best
 pairs, which only the V2 speculator has (vllm/v1/worker/gpu/spec_decode/dflash2/speculator.py).
@@ -18,8 +18,11 @@ import torch
 
 from ascend_vllm_plugin.compat import DFLASH2_ARCHITECTURE
 
-REFUSAL = "dflash2 drafts"
-"""What `VllmConfig._get_v1_model_runner_unsupported_features` calls them."""
+REFUSALS = ("dflash2 drafts", "DFlash candidate-head drafts")
+"""What `VllmConfig._get_v1_model_runner_unsupported_features` calls them, in 0.30 and since 0.31.
+
+The second is said of another kind of draft, too (LiLiCorr), which stays refused.
+"""
 
 _Choose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -44,10 +47,19 @@ def allow_configuration() -> None:
         return
 
     def unsupported(self: Any) -> list[str]:
-        return [feature for feature in original(self) if feature != REFUSAL]
+        features: list[str] = original(self)
+        if not has_dflash2_draft(self.speculative_config):
+            return features
+        return [feature for feature in features if feature not in REFUSALS]
 
     unsupported.takes_dflash2 = True  # type: ignore[attr-defined]
     VllmConfig._get_v1_model_runner_unsupported_features = unsupported  # type: ignore[method-assign]
+
+
+def has_dflash2_draft(speculative_config: Any) -> bool:
+    """Whether the draft of a configuration is one that selects among candidates."""
+    draft = getattr(speculative_config, "draft_model_config", None)
+    return draft is not None and DFLASH2_ARCHITECTURE in (draft.architectures or ())
 
 
 def _selecting(original: Callable[..., Any]) -> Callable[..., Any]:

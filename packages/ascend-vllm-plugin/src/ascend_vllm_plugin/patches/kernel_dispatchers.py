@@ -1,16 +1,17 @@
 """CPU kernels behind the kernel dispatchers of speculative decoding.
 
 Since 0.30 vLLM calls these kernels through dispatcher objects that hold a Triton kernel.
-Without a Triton for CPUs `CPUModelRunner._postprocess_triton` is meant to put C++ kernels in
-their place; for the six below it still assigns to module names that nobody calls any more, and
-the first step that verifies a draft fails with "Cannot inspect kernel parameters".
+Without a Triton for CPUs `CPUModelRunner._postprocess_triton` of 0.30 is meant to put C++ kernels
+in their place; for the six below it still assigns to module names that nobody calls any more, and
+the first step that verifies a draft fails with "Cannot inspect kernel parameters". Since 0.31 the
+CPU platform places them itself (`register_triton_kernel_overrides`), and one is left.
 
 Two of the C++ kernels cannot be used as they are, and have a torch version here:
 
 - `expand_kernel_impl` converts its output to int64 and so loses a float output (temperature,
-  top-p), and an int32 one as well;
-- `eagle_step_slot_mapping_metadata_kernel_impl` knows nothing of the padded rows of the slot
-  mapping.
+  top-p), and an int32 one as well; in 0.31 too;
+- `eagle_step_slot_mapping_metadata_kernel_impl` of 0.30 knows nothing of the padded rows of the
+  slot mapping.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from ascend_vllm_plugin.compat import KERNEL_MODULES
+from ascend_vllm_plugin.compat import KERNEL_MODULES, require_supported_vllm
 
 DISPATCHERS: Mapping[tuple[str, str], str] = {
     ("rejection_sampler", "_rejection_greedy_sample"): "rejection_greedy_sample_kernel",
@@ -32,6 +35,9 @@ DISPATCHERS: Mapping[tuple[str, str], str] = {
     ("spec_decode", "_copy_and_expand_dflash_inputs"): "copy_and_expand_dflash_inputs_kernel",
 }
 """(module, dispatcher) -> kernel of vLLM's CPU kernel module, or one of this module."""
+
+SERVED = SpecifierSet(">=0.31.dev0", prereleases=True)
+"""Versions whose CPU platform places the kernels, all but one of them right."""
 
 
 class LaunchableFunction:
@@ -122,11 +128,23 @@ def apply() -> bool:
 
     if HAS_TRITON:
         return False
-    cpu_kernels = import_module(KERNEL_MODULES["cpu_kernels"])
-    for (module, name), kernel in DISPATCHERS.items():
+    for (module, name), kernel in dispatchers(require_supported_vllm()).items():
         dispatcher = getattr(import_module(KERNEL_MODULES[module]), name)
-        install_kernel(dispatcher, TORCH_KERNELS.get(kernel) or getattr(cpu_kernels, kernel))
+        install_kernel(dispatcher, TORCH_KERNELS.get(kernel) or _cpu_kernel(kernel))
     return True
+
+
+def dispatchers(version: str) -> Mapping[tuple[str, str], str]:
+    """Those of `DISPATCHERS` that a version of vLLM does not serve right itself."""
+    if Version(version) in SERVED:
+        return {place: kernel for place, kernel in DISPATCHERS.items() if kernel == "expand"}
+    return DISPATCHERS
+
+
+def _cpu_kernel(name: str) -> object:
+    """A kernel of vLLM's CPU kernel module."""
+    kernel: object = getattr(import_module(KERNEL_MODULES["cpu_kernels"]), name)
+    return kernel
 
 
 def install_kernel(dispatcher: Any, kernel: object) -> None:
