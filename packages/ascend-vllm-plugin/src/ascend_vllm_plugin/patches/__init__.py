@@ -15,12 +15,9 @@ from importlib import import_module
 import attrs
 from packaging.specifiers import SpecifierSet
 
-from ascend_vllm_plugin.compat import require_supported_vllm
+from ascend_vllm_plugin.compat import SUPPORTED_VLLM, require_supported_vllm
 
-ONLY_0_30 = SpecifierSet(">=0.30,<0.31")
-BOTH = SpecifierSet(">=0.30,<0.32")
-SINCE_0_31 = SpecifierSet(">=0.31,<0.32")
-"""The versions that a change was tried with, and needed by; no other is supported so far."""
+SINCE_0_31 = SUPPORTED_VLLM & SpecifierSet(">=0.31")
 
 
 @attrs.frozen
@@ -30,12 +27,12 @@ class Patch:
     Attributes:
         name: module of this package that holds it.
         reason: what goes wrong without it.
-        versions: versions of vLLM that need it.
+        versions: versions of vLLM that need it; each is tried with the tests of all of them.
     """
 
     name: str
     reason: str
-    versions: SpecifierSet = BOTH
+    versions: SpecifierSet = SUPPORTED_VLLM
 
     def apply(self) -> bool:
         """Make the change; twice is the same as once. False when this process does not need it."""
