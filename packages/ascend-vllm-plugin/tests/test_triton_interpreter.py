@@ -1,5 +1,6 @@
 """The stage for vLLM's V2 runner: set before vLLM loads its kernels, cleared afterwards."""
 
+import importlib
 import importlib.metadata
 import os
 import sys
@@ -15,22 +16,34 @@ from ascend_vllm_plugin import (
 )
 from ascend_vllm_plugin.patches import triton_interpreter
 
+TRITON = {
+    "__init__.py": "import os\nINTERPRETED = os.environ['TRITON_INTERPRET'] == '1'\n",
+    "backends.py": "from types import SimpleNamespace\n"
+    "backends = {'nvidia': object()}\n"
+    "Backend = lambda compiler, driver: SimpleNamespace(compiler=compiler, driver=driver)\n",
+    "_C.py": "",
+}
+"""A Triton without a backend for CPUs, which knows from its import whether it is interpreted."""
+
 
 @pytest.fixture
-def triton(monkeypatch):
-    """A Triton without a backend for CPUs, and a vLLM that has loaded its kernels."""
-    package, backends = ModuleType("triton"), ModuleType("triton.backends")
-    backends.backends = {"nvidia": object()}
-    backends.Backend = lambda compiler, driver: SimpleNamespace(compiler=compiler, driver=driver)
-    package.backends = backends
-    monkeypatch.setitem(sys.modules, "triton", package)
-    monkeypatch.setitem(sys.modules, "triton.backends", backends)
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.triton_utils", ModuleType("vllm.triton_utils"))
-    monkeypatch.setattr(triton_interpreter, "find_spec", lambda name: object())
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    return backends.backends
+def triton(monkeypatch, tmp_path):
+    """The backends of that Triton as they are, and a vLLM that has loaded its kernels."""
+    for name, text in TRITON.items():
+        (tmp_path / "triton").mkdir(exist_ok=True)
+        (tmp_path / "triton" / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with monkeypatch.context() as modules:
+        for name in [one for one in sys.modules if one.partition(".")[0] == "triton"]:
+            modules.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+        monkeypatch.setitem(sys.modules, "vllm.triton_utils", ModuleType("vllm.triton_utils"))
+        monkeypatch.setattr(triton_interpreter, "find_spec", lambda name: object())
+        monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        yield lambda: importlib.import_module("triton.backends").backends
+        triton_interpreter.forget_triton()
+        sys.modules.pop("triton._C", None)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +71,7 @@ def test_a_model_runner_that_vllm_cannot_read_is_refused(value, monkeypatch):
 
 def test_vllm_finds_an_active_backend_for_cpus(triton):
     triton_interpreter.prepare("0.30.0")
-    assert triton["cpu"].driver.is_active()
+    assert triton()["cpu"].driver.is_active()
     assert os.environ["TRITON_INTERPRET"] == "1"
     assert "cpu" in importlib.metadata.version("vllm")
 
@@ -68,6 +81,21 @@ def test_preparing_twice_is_preparing_once(triton):
     triton_interpreter.prepare("0.30.0")
     triton_interpreter.prepare("0.30.0")
     assert len(sys.meta_path) == before + 1
+
+
+def test_a_triton_that_is_loaded_for_its_compiler_is_loaded_again(triton):
+    """`import vllm` loads Triton since 0.32, before any plugin is asked."""
+    triton()
+    compiled, library = sys.modules["triton"], importlib.import_module("triton._C")
+    other = sys.modules["tritonclient"] = ModuleType("tritonclient")
+    assert not compiled.INTERPRETED
+    triton_interpreter.prepare("0.32.0")
+    assert sys.modules["triton"].INTERPRETED
+    assert sys.modules["triton._C"] is library
+    assert sys.modules.pop("tritonclient") is other
+    interpreted = sys.modules["triton"]
+    triton_interpreter.prepare("0.32.0")
+    assert sys.modules["triton"] is interpreted
 
 
 def test_nothing_but_vllm_is_found(triton):
@@ -80,18 +108,18 @@ def test_nobody_else_sees_the_stage(triton):
     before = list(sys.meta_path)
     triton_interpreter.prepare("0.30.0")
     triton_interpreter.tidy()
-    assert set(triton) == {"nvidia"}
+    assert set(triton()) == {"nvidia"}
     assert sys.meta_path == before
 
 
 def test_a_real_backend_for_cpus_is_left_alone(triton, monkeypatch):
-    triton["cpu"] = real = SimpleNamespace(driver=object())
+    triton()["cpu"] = real = SimpleNamespace(driver=object())
     found = SimpleNamespace(names={"cpu", "nvidia"})
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found)
     triton_interpreter.prepare("0.30.0")
     assert os.environ["TRITON_INTERPRET"] == "0"
     triton_interpreter.tidy()
-    assert triton["cpu"] is real
+    assert triton()["cpu"] is real
 
 
 def test_the_v2_runner_without_triton_is_refused(monkeypatch):

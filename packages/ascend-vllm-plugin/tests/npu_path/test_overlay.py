@@ -16,9 +16,13 @@ from typing import Any
 
 import pytest
 
+from ascend_vllm_plugin.compat import installed_vllm
+from ascend_vllm_plugin.npu.base import same_minor
+
 pytestmark = pytest.mark.timeout(1200)  # a busy machine takes minutes to import vLLM
 
 HERE = Path(__file__).parent
+STAND_IN = "0.30.0"
 ALLOWED = {"VLLM_PLUGINS": "ascend_kv_connector,ascend_vllm"}
 STARTS: Mapping[str, Mapping[str, str]] = {
     "overlay": ALLOWED,
@@ -33,6 +37,8 @@ def starts(npu: Any, model: Path) -> dict[str, subprocess.CompletedProcess[str]]
     """All of them, two at a time: they spend their time importing vLLM."""
     if npu.profile.family.value != "A3":
         pytest.skip("the overlay does not depend on the product: tested on A3")
+    if not same_minor(STAND_IN, installed_vllm() or "0"):
+        pytest.skip(f"the stand-in is of vllm-ascend {STAND_IN}, vLLM is {installed_vllm()}")
 
     def start(variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         paths = [os.environ["PYTHONPATH"], str(HERE / "stand_in")]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ascend_vllm_plugin.compat import installed_vllm
+
 pytestmark = pytest.mark.timeout(1200)  # a busy machine takes minutes to import vLLM
 
 
@@ -169,7 +171,7 @@ def test_explain_asks_the_platform_of_the_npu(model: Path, npu: Any) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    heading = f"(standalone on emulated CANN {npu.profile.soc_name}, vLLM 0.30.0)"
+    heading = f"(standalone on emulated CANN {npu.profile.soc_name}, vLLM {installed_vllm()})"
     assert f"Ascend attention routing {heading}" in done.stdout
     assert (
         "2 layers -> standard (ascend_vllm_plugin.npu.backends.NpuStandardBackend)" in done.stdout

