@@ -12,11 +12,16 @@ UNUSED_TOKEN = 3
 """A token of SmolLM2's vocabulary that no text has: `<repo_name>`."""
 
 
+WRONG_SECONDS = 0.1
+"""What a draft of the wrong drafter takes at least: so it never pays, however busy the machine."""
+
+
 class WrongDrafter:
     """Drafts a token that never comes."""
 
     async def propose(self, sequences: Sequence[SequenceState], k: int) -> list[Proposal]:
         """The same k tokens for each."""
+        time.sleep(WRONG_SECONDS)
         return [Proposal((UNUSED_TOKEN,) * k) for _ in sequences]
 
     def forget(self, sequence_id: int) -> None:

@@ -126,8 +126,8 @@ def only_rows_of_the_first_rank() -> Repair:
     from vllm.model_executor.layers.attention import mla_attention
 
     def make(original: Any) -> Any:
-        def gather(latent: Any, rope: Any, slots: Any, *args: Any) -> Any:
-            latents, ropes, all_slots = original(latent, rope, slots, *args)
+        def gather(latent: Any, rope: Any, slots: Any, *args: Any, **named: Any) -> Any:
+            latents, ropes, all_slots = original(latent, rope, slots, *args, **named)
             if latents.shape[0] > latent.shape[0]:
                 all_slots = all_slots.clone()
                 all_slots[latent.shape[0] :] = -1

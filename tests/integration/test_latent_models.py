@@ -8,11 +8,13 @@ indexer), both with an MTP layer where they draft. The tests look at what the en
 from __future__ import annotations
 
 import pytest
+from packaging.version import Version
 from several_engines import MIN_MARGIN, NUM_TOKENS, Outcome
 from tiny_engines import BLOCK_SIZE, TOKEN_BUDGET
 from tiny_models import random_prompts
 
 from ascend_vllm_plugin import read_routing
+from ascend_vllm_plugin.compat import installed_vllm
 
 pytestmark = pytest.mark.engine
 
@@ -136,9 +138,12 @@ def test_layers_on_ranks_are_ours(plain: str, how: str, ranks: list[Outcome]) ->
 @pytest.mark.parametrize("plain", ["mla", "sfa"])
 def test_prompts_come_in_chunks_on_ranks(plain: str, how: str, ranks: list[Outcome]) -> None:
     chunks = sum(map(len, random_prompts())) // TOKEN_BUDGET
-    for outcome in ranks:
-        calls = outcome.run(f"{plain}, {how}")["calls"]
-        assert calls[COMPUTED[plain, how]] / LAYERS[plain] >= chunks + NUM_TOKENS
+    calls = [outcome.run(f"{plain}, {how}")["calls"] for outcome in ranks]
+    steps = [counts[COMPUTED[plain, how]] / LAYERS[plain] for counts in calls]
+    # Since 0.32 ranks that share prompts alone have requests of their own to decode.
+    apart = how == "pcp" and Version(installed_vllm() or "0") >= Version("0.32")
+    assert min(steps) >= chunks
+    assert (sum(steps) if apart else min(steps)) >= chunks + NUM_TOKENS
 
 
 @pytest.mark.parametrize(("plain", "how", "block"), [("sfa", "dcp", 2), ("mla", "pcp", 1)])

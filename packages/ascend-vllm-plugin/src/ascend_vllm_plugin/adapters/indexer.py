@@ -76,6 +76,9 @@ class KeyChooser:
         self.cache_name = cache_name
         parallel = get_current_vllm_config().parallel_config
         self.spreads_prompts = parallel.prefill_context_parallel_size > 1
+        # Since 0.32 every rank may have requests of its own to decode, whose rows all need.
+        spreads_decodes = getattr(parallel, "pcp_shard_decode_requests", False)
+        self.spreads_decodes = {"pcp_shard_decode_requests": True} if spreads_decodes else {}
         shares_keys = parallel.decode_context_parallel_size > 1
         ranks = TorchDCPGroup(get_dcp_group().device_group) if shares_keys else None
         self.layer = AscendSFAIndexerDCPImpl(num_heads, top_k, ranks, index_size)
@@ -104,7 +107,11 @@ class KeyChooser:
             return
         step, cache = metadata.step, index_cache[:, None]
         rows, slots = maybe_gather_indexer_k(
-            key, metadata.slot_mapping, metadata.num_decode_tokens, self.spreads_prompts
+            key,
+            metadata.slot_mapping,
+            metadata.num_decode_tokens,
+            self.spreads_prompts,
+            **self.spreads_decodes,
         )
         self.layer.write_kv(rows, cache, slots[: rows.shape[0]])
         chosen[: step.num_tokens] = self.layer.forward(query, weights, cache, step)[:, 0]
