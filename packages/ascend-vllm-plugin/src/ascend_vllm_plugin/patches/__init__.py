@@ -27,7 +27,7 @@ class Patch:
     Attributes:
         name: module of this package that holds it.
         reason: what goes wrong without it.
-        versions: versions of vLLM that need it; each is tried with the tests of all of them.
+        versions: versions of vLLM that need it; the tests fail in one that does not.
     """
 
     name: str

@@ -9,7 +9,7 @@ CPU platform places them itself (`register_triton_kernel_overrides`), and one is
 Two of the C++ kernels cannot be used as they are, and have a torch version here:
 
 - `expand_kernel_impl` converts its output to int64 and so loses a float output (temperature,
-  top-p), and an int32 one as well; in 0.31 too;
+  top-p), and an int32 one as well, in later versions too;
 - `eagle_step_slot_mapping_metadata_kernel_impl` of 0.30 knows nothing of the padded rows of the
   slot mapping.
 """
