@@ -177,7 +177,9 @@ def test_a_key_in_the_wrong_slot_shows(engine: Engine, monkeypatch: pytest.Monke
     from vllm.v1.worker import block_table
 
     from ascend_vllm_plugin.patches.kernel_dispatchers import LaunchableFunction
-    from ascend_vllm_plugin.patches.npu_slot_mapping import slot_mapping as right
+
+    dispatcher = block_table._COMPUTE_SLOT_MAPPING_KERNEL
+    right = dispatcher.kernel.func
 
     def one_on(*arguments: Any, **named: Any) -> None:
         right(*arguments, **named)
@@ -185,7 +187,7 @@ def test_a_key_in_the_wrong_slot_shows(engine: Engine, monkeypatch: pytest.Monke
         slots[slots >= 0] += 1
 
     wrong = LaunchableFunction(one_on)
-    monkeypatch.setattr(block_table._COMPUTE_SLOT_MAPPING_KERNEL, "kernel", wrong)
+    monkeypatch.setattr(dispatcher, "kernel", wrong)
     engine.llm.reset_prefix_cache()
     tokens, _ = generate(engine.llm)
     assert tokens != engine.first

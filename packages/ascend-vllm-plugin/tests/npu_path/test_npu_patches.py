@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
+
+from ascend_vllm_plugin.compat import installed_vllm
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +82,17 @@ def test_streams_are_taken_from_cuda() -> None:
 def table() -> Any:
     from vllm.v1.worker.block_table import BlockTable
 
-    made = BlockTable(16, 2, 4, 32, False, torch.device("npu"), 16, 1)
+    splits = Version(installed_vllm() or "0") < Version("0.32")
+    made = BlockTable(
+        block_size=16,
+        max_num_reqs=2,
+        max_num_blocks_per_req=4,
+        max_num_batched_tokens=32,
+        pin_memory=False,
+        device=torch.device("npu"),
+        cp_kv_cache_interleave_size=1,
+        **({"kernel_block_size": 16} if splits else {}),
+    )
     made.add_row([5, 2], 0)
     made.add_row([3], 1)
     made.commit_block_table(2)
