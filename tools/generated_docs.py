@@ -66,7 +66,8 @@ def vllm_versions() -> str | None:
         "What `nox -s compat` found with the CPU builds of these versions. A version that is not",
         "supported is refused at start, in simulate mode, with the message in the table; without",
         "simulate mode it keeps its own platform. The trial is what fails first where the plugin",
-        "is told that the version is a supported one.\n",
+        "is told that the version is a supported one. `nox -s compat-npu` runs NPU mode in all",
+        "that are, on an emulated A3.\n",
         "| vLLM | status | detail | trial |",
         "|---|---|---|---|",
     ]
