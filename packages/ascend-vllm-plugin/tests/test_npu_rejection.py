@@ -161,5 +161,5 @@ def test_accepted_and_recovered_tokens_have_the_target_s_distribution():
 def test_every_patch_says_why_and_for_which_vllm():
     for patch in NPU_PATCHES:
         assert patch.reason
-        assert any(patch.versions.contains(version) for version in ("0.30.0", "0.31.0"))
+        assert all(patch.versions.contains(version) for version in ("0.30.0", "0.32.0"))
         assert not any(patch.versions.contains(version) for version in ("0.29.9", "0.33.0"))

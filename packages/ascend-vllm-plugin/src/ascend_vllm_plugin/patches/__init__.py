@@ -15,9 +15,7 @@ from importlib import import_module
 import attrs
 from packaging.specifiers import SpecifierSet
 
-from ascend_vllm_plugin.compat import SUPPORTED_VLLM, require_supported_vllm
-
-SINCE_0_31 = SUPPORTED_VLLM & SpecifierSet(">=0.31")
+from ascend_vllm_plugin.compat import SINCE_0_31, SUPPORTED_VLLM, require_supported_vllm
 
 
 @attrs.frozen
@@ -44,7 +42,7 @@ PATCHES = (
         name="kernel_scan",
         reason="the search for kernels to replace ends at llvmlite's library: '_lib_fn_wrapper' "
         "object has no attribute 'get'",
-        versions=SINCE_0_31,
+        versions=SUPPORTED_VLLM & SINCE_0_31,
     ),
     Patch(
         name="kernel_dispatchers",

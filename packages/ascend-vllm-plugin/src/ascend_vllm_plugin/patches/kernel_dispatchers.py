@@ -21,10 +21,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
-from ascend_vllm_plugin.compat import KERNEL_MODULES, require_supported_vllm
+from ascend_vllm_plugin.compat import KERNEL_MODULES, SINCE_0_31, require_supported_vllm
 
 DISPATCHERS: Mapping[tuple[str, str], str] = {
     ("rejection_sampler", "_rejection_greedy_sample"): "rejection_greedy_sample_kernel",
@@ -35,9 +33,6 @@ DISPATCHERS: Mapping[tuple[str, str], str] = {
     ("spec_decode", "_copy_and_expand_dflash_inputs"): "copy_and_expand_dflash_inputs_kernel",
 }
 """(module, dispatcher) -> kernel of vLLM's CPU kernel module, or one of this module."""
-
-SERVED = SpecifierSet(">=0.31.dev0", prereleases=True)
-"""Versions whose CPU platform places the kernels, all but one of them right."""
 
 
 class LaunchableFunction:
@@ -128,23 +123,18 @@ def apply() -> bool:
 
     if HAS_TRITON:
         return False
+    cpu_kernels = import_module(KERNEL_MODULES["cpu_kernels"])
     for (module, name), kernel in dispatchers(require_supported_vllm()).items():
         dispatcher = getattr(import_module(KERNEL_MODULES[module]), name)
-        install_kernel(dispatcher, TORCH_KERNELS.get(kernel) or _cpu_kernel(kernel))
+        install_kernel(dispatcher, TORCH_KERNELS.get(kernel) or getattr(cpu_kernels, kernel))
     return True
 
 
 def dispatchers(version: str) -> Mapping[tuple[str, str], str]:
     """Those of `DISPATCHERS` that a version of vLLM does not serve right itself."""
-    if Version(version) in SERVED:
+    if version in SINCE_0_31:
         return {place: kernel for place, kernel in DISPATCHERS.items() if kernel == "expand"}
     return DISPATCHERS
-
-
-def _cpu_kernel(name: str) -> object:
-    """A kernel of vLLM's CPU kernel module."""
-    kernel: object = getattr(import_module(KERNEL_MODULES["cpu_kernels"]), name)
-    return kernel
 
 
 def install_kernel(dispatcher: Any, kernel: object) -> None:

@@ -7,14 +7,9 @@ in its place, for an NPU it has none.
 from __future__ import annotations
 
 import torch
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
-from ascend_vllm_plugin.compat import require_supported_vllm
+from ascend_vllm_plugin.compat import SINCE_0_32, require_supported_vllm
 from ascend_vllm_plugin.patches.kernel_dispatchers import LaunchableFunction, install_kernel
-
-WHOLE_BLOCKS = SpecifierSet(">=0.32.dev0", prereleases=True)
-"""Versions whose block tables do not split the blocks of vLLM's manager."""
 
 
 def slot_mapping(
@@ -127,7 +122,7 @@ def apply() -> bool:
     """Put the function that this vLLM calls behind the dispatcher; always needed."""
     from vllm.v1.worker import block_table
 
-    whole = Version(require_supported_vllm()) in WHOLE_BLOCKS
+    whole = require_supported_vllm() in SINCE_0_32
     kernel = slot_mapping_of_whole_blocks if whole else slot_mapping
     install_kernel(block_table._COMPUTE_SLOT_MAPPING_KERNEL, LaunchableFunction(kernel))
     return True
